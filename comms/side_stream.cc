@@ -13,6 +13,12 @@ void SideStream::wait_for_current() {
   event_->block(*stream_);
 }
 
+void SideStream::join_current() {
+  if (!stream_) return;
+  event_->record(*stream_);
+  event_->block(VirtualGuardImpl(stream_->device_type()).getStream(stream_->device()));
+}
+
 void SideStream::wait_for(const c10::Event& event) {
   if (stream_) event.block(*stream_);
 }
@@ -20,8 +26,8 @@ void SideStream::wait_for(const c10::Event& event) {
 SideStream::Scope::Scope(SideStream& side, c10::Device device) {
   if (device.is_cpu()) return;
   if (!side.stream_ || side.stream_->device() != device) {
-    // High priority, as in PyTorch: a gather is small beside the computation that waits for it.
-    side.stream_ = VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true);
+    side.stream_ =
+        VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, side.is_high_priority_);
     side.event_.reset();
     side.wait_for_current();
   }

@@ -27,9 +27,15 @@ namespace pipewright::comms {
 // has used. Never blocks the host. For one thread at a time.
 class SideStream {
  public:
+  // High priority is PyTorch's for communication: a gather is small beside the computation that
+  // waits for it.
+  explicit SideStream(bool is_high_priority = true) : is_high_priority_(is_high_priority) {}
+
   // Orders what is posted later after what the current stream has been given so far.
   void wait_for_current();
-  // Orders it after `event` alone.
+  // Orders what the current stream is given next after what has been posted here so far.
+  void join_current();
+  // Orders what is posted later after `event` alone.
   void wait_for(const c10::Event& event);
 
   // While it exists, the side stream is the thread's current one. The first one creates the stream,
@@ -43,6 +49,7 @@ class SideStream {
   };
 
  private:
+  const bool is_high_priority_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> event_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -105,7 +106,7 @@ void ActionContext::run(ir::ActionPart part) const {
   if (planned_.action.is_compound())
     runner_.run_with_function(part, planned_);
   else
-    runner_.run_part(part, planned_.last_backward);
+    runner_.run_part(part, planned_);
 }
 
 ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches, int rank,
@@ -114,6 +115,7 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
       num_microbatches_(num_microbatches),
       slices_(options.slices),
       weight_free_w_(options.weight_free_w),
+      device_(options.device),
       on_recomputed_(std::move(options.on_recomputed)),
       flow_(placement, num_microbatches, rank, transfers,
             {std::move(options.loss), options.scale_grads, options.lock}) {
@@ -171,11 +173,34 @@ void ActionRunner::post_copies(int step) {
 
 void ActionRunner::run(const PlannedAction& planned) {
   if (ir::is_compute(planned.action.kind())) post_copies(planned.step);
+  const bool forks = !is_forked_ && (planned.on_side[0] || planned.on_side[1]);
+  if (forks) fork(planned);
   const auto function = functions_.find(planned.action.kind());
   if (function == functions_.end())
     run_default(planned);
   else
     function->second(ActionContext(*this, planned));
+  if (forks) join();
+}
+
+// What both streams use has been written on the current one: parameters, by a gather that it waits
+// for here, and gradients. Whatever is freed on either stream during an action was allocated there,
+// or DataFlow and autograd have said that it is used there. So memory that is freed comes back in a
+// later action, which is ordered after this one.
+void ActionRunner::fork(const PlannedAction& planned) {
+  for (const ir::ActionPart part : planned.action.parts()) {
+    Residency& residency = local(part.stage()).residency;
+    if (part.kind() == ActionKind::kBackwardWeight)
+      residency.prepare_backward_weight(weight_free_w_);
+    else
+      residency.need_unsharded();
+  }
+  is_forked_ = true;
+  compute_stream_.wait_for_current();
+}
+
+void ActionRunner::join() {
+  if (std::exchange(is_forked_, false)) compute_stream_.join_current();
 }
 
 StepOutputs ActionRunner::finish() {
@@ -192,6 +217,11 @@ StepOutputs ActionRunner::finish() {
 }
 
 void ActionRunner::clear() {
+  try {
+    join();
+  } catch (const std::exception&) {
+    // The step has already failed for another reason.
+  }
   flow_.clear();
   for (auto& [index, stage] : stages_) {
     stage.residency.abort();
@@ -212,7 +242,7 @@ ActionRunner::Phase& ActionRunner::phase_of(Local& stage, ir::ActionPart part) {
 
 void ActionRunner::run_default(const PlannedAction& planned) {
   if (!planned.action.is_compound()) {
-    run_part(planned.action.parts()[0], planned.last_backward);
+    run_part(planned.action.parts()[0], planned);
     return;
   }
   for (const ir::ActionPart part : planned.action.parts()) run_with_function(part, planned);
@@ -220,21 +250,31 @@ void ActionRunner::run_default(const PlannedAction& planned) {
 
 // A part of a compound.
 void ActionRunner::run_with_function(ir::ActionPart part, const PlannedAction& planned) {
-  run({ir::Action(part), planned.step, planned.last_backward});
+  const bool is_first = planned.action.parts()[0] == part;
+  run({ir::Action(part), planned.step, planned.last_backward, {planned.on_side[is_first ? 0 : 1]}});
 }
 
-void ActionRunner::run_part(ir::ActionPart part, bool last_backward) {
+void ActionRunner::run_part(ir::ActionPart part, const PlannedAction& planned) {
+  if (!ir::is_compute(part.kind())) return run_other(part);
+  std::optional<comms::SideStream::Scope> on_side;
+  if (planned.on_side[0]) on_side.emplace(compute_stream_, device_);
+  if (part.kind() == ActionKind::kForward)
+    forward(part);
+  else if (part.kind() == ActionKind::kBackwardWeight)
+    backward_weight(part, planned.last_backward);
+  else
+    backward(part, planned.last_backward);
+}
+
+void ActionRunner::run_other(ir::ActionPart part) {
   switch (part.kind()) {
     case ActionKind::kIdle:
     case ActionKind::kOverlapFB:
-      return;
     case ActionKind::kForward:
-      return forward(part);
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
-      return backward(part, last_backward);
     case ActionKind::kBackwardWeight:
-      return backward_weight(part, last_backward);
+      return;
     case ActionKind::kUnshard:
       return local(part.stage()).residency.unshard();
     case ActionKind::kReshard:

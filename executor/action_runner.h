@@ -1,6 +1,8 @@
 #ifndef PIPEWRIGHT_EXECUTOR_ACTION_RUNNER_H_
 #define PIPEWRIGHT_EXECUTOR_ACTION_RUNNER_H_
 
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -84,6 +86,7 @@ class ActionRunner {
     StepLock* lock = nullptr;                  // held by who calls run(); may be null
     std::function<void()> on_recomputed = {};  // called between Stage::recompute() and the backward
     std::vector<int> offload = {};             // the stages that offload, ascending
+    at::Device device = at::kCPU;              // of the stages' tensors
   };
 
   // `stages` are those of program rank `rank`. `placement` must outlive this object; `transfers`
@@ -126,9 +129,14 @@ class ActionRunner {
   // The copies that come before `step`.
   void post_copies(int step);
 
+  // Before and after an action of which a part runs on the side stream.
+  void fork(const PlannedAction& planned);
+  void join();
+
   void run_default(const PlannedAction& planned);
-  void run_part(ir::ActionPart part, bool last_backward);
+  void run_part(ir::ActionPart part, const PlannedAction& planned);
   void run_with_function(ir::ActionPart part, const PlannedAction& planned);
+  void run_other(ir::ActionPart part);  // that is no compute
 
   void forward(ir::ActionPart part);
   void backward(ir::ActionPart part, bool last_backward);  // B and I
@@ -138,11 +146,14 @@ class ActionRunner {
   const int num_microbatches_;
   const int slices_;
   const bool weight_free_w_;
+  const at::Device device_;
   const std::function<void()> on_recomputed_;
   std::map<int, Local> stages_;
   DataFlow flow_;
   std::map<ir::ActionKind, ActionFunction> functions_;
   bool with_backward_ = false;
+  comms::SideStream compute_stream_{/*is_high_priority=*/false};  // beside the current one
+  bool is_forked_ = false;  // an action runs of which a part is on that
   comms::SideStream copy_stream_;
   std::span<const PlannedCopy> copies_;  // of the step that are left
   std::vector<PlannedCopy> leaving_;     // to the host, not yet freed on the device

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "pipewright/comms/device_event.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
@@ -31,8 +32,16 @@ Tensors hand_over(const Tensors& tensors) {
   return leaves;
 }
 
+// Parts of two microbatches may run on two streams: see ActionRunner::fork().
+void use(const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) comms::use_on_current_stream(tensor);
+  }
+}
+
 void add(Tensors& sums, size_t i, const at::Tensor& grad) {
   if (sums.size() <= i) sums.resize(i + 1);
+  use({sums[i], grad});
   if (grad.defined()) sums[i] = sums[i].defined() ? sums[i] + grad : grad;
 }
 
@@ -86,6 +95,8 @@ void DataFlow::begin(bool with_backward, bool keep_outputs, Microbatches microba
 
 StepOutputs DataFlow::finish() {
   if (transfers_) transfers_->finish();
+  use(results_.losses);
+  for (const Tensors& outputs : results_.outputs) use(outputs);
   if (with_backward_) accumulate_into_batch();
   for (auto& [stage, slots] : slots_) slots.clear();
   microbatches_ = {};
@@ -99,6 +110,7 @@ void DataFlow::accumulate_into_batch() {
     for (size_t m = 0; m < sums.size(); ++m) {
       for (size_t i = 0; i < sums[m].size(); ++i) {
         if (!sums[m][i].defined()) continue;
+        use({sums[m][i]});
         roots.push_back(autograd::root_of(of_batch[m][i]));
         grads.push_back(std::move(sums[m][i]));
       }
@@ -138,6 +150,7 @@ Tensors DataFlow::inputs(ir::ActionPart part) {
   add_extra(microbatches_.extra);
   const auto own = microbatches_.extra_of.find(part.stage());
   if (own != microbatches_.extra_of.end()) add_extra(own->second);
+  use(inputs);
   return inputs;
 }
 
@@ -221,6 +234,12 @@ void DataFlow::compute_loss(ir::ActionPart part, Stage& stage, const Tensors& ou
 }
 
 Tensors DataFlow::output_grads(ir::ActionPart part) {
+  Tensors grads = stage_output_grads(part);
+  use(grads);
+  return grads;
+}
+
+Tensors DataFlow::stage_output_grads(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
   if (!is_last(stage) && !is_local(stage + 1, microbatch)) {
     const StepLockReleased released(options_.lock);
@@ -270,6 +289,7 @@ void DataFlow::send(ir::ActionPart part) {
     throw ContractError(std::string(forward ? "no output" : "no gradient") + " of " +
                         quoted(source, part.stage(), part.microbatch()) + " to send");
   }
+  use(*tensors);
   const StepLockReleased released(options_.lock);  // a rank that is far ahead waits in a SEND
   transfers(part).post_send(part, take(tensors));
 }

@@ -95,6 +95,7 @@ class DataFlow {
   Slot& slot(int stage, int microbatch);
   Slot& slot(ir::ActionPart part) { return slot(part.stage(), part.microbatch()); }
   Tensors stage_inputs(ir::ActionPart part);  // without the extra inputs
+  Tensors stage_output_grads(ir::ActionPart part);
   void compute_loss(ir::ActionPart part, Stage& stage, const Tensors& outputs);
   // Leaves in the memory of the caller's tensors.
   Tensors leaves_of(const Tensors& tensors) const;

@@ -148,6 +148,8 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
     row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
     if (!options_.device.is_cpu()) {
       row_.copies = plan_copies(program_, rank_);
+      if (options_.overlap_compounds && row_.copies.empty() && program_.slices == 1)
+        plan_streams(&row_);
     } else if (!program_.offload.empty()) {
       TORCH_WARN_ONCE(
           "the stages that the program names in `offload` do not: on the CPU, what they save is on "
@@ -195,13 +197,13 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
   runner_.emplace(
       placement, program_.num_microbatches, rank_, std::move(stages),
       transfers_ ? &*transfers_ : nullptr,
-      ActionRunner::Options{options_.loss, options_.scale_grads,
-                            program_.lowering.weight_free_w.value_or(false), program_.recompute,
-                            program_.slices, options_.lock.get(),
-                            [this] {
-                              if (recorder_) recorder_->recomputed();
-                            },
-                            options_.device.is_cpu() ? std::vector<int>() : program_.offload});
+      ActionRunner::Options{
+          options_.loss, options_.scale_grads, program_.lowering.weight_free_w.value_or(false),
+          program_.recompute, program_.slices, options_.lock.get(),
+          [this] {
+            if (recorder_) recorder_->recomputed();
+          },
+          options_.device.is_cpu() ? std::vector<int>() : program_.offload, options_.device});
 }
 
 StepResult Executor::Impl::step(const Batch& batch, bool return_outputs) {

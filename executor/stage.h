@@ -50,7 +50,10 @@ using Tensors = std::vector<at::Tensor>;
 //
 // The executor calls all methods on the thread that runs the step: for each microbatch forward,
 // then either backward, or backward_input and later backward_weight. Several microbatches are in
-// flight at a time. An exception from any method ends the step on every rank.
+// flight at a time. On a device with streams, all methods for a microbatch are called on one
+// stream, which is not the same for all microbatches if the program has compounds; the two streams
+// run at the same time during a compound only. An exception from any method ends the step on every
+// rank.
 class Stage {
  public:
   virtual ~Stage() = default;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -42,6 +43,23 @@ RowPlan plan_row(const ir::Row& row) {
     }
   }
   return plan;
+}
+
+void plan_streams(RowPlan* plan) {
+  std::set<std::pair<int, int>> on_side;  // stages and microbatches
+  for (PlannedAction& planned : plan->actions) {
+    const std::span<const ir::ActionPart> parts = planned.action.parts();
+    const auto is_on_side = [&](ir::ActionPart part) {
+      return ir::is_compute(part.kind()) && on_side.contains({part.stage(), part.microbatch()});
+    };
+    if (planned.action.is_compound()) {
+      const bool forward_is_first = parts[0].kind() == ActionKind::kForward;
+      const ir::ActionPart forward = parts[forward_is_first ? 0 : 1];
+      const ir::ActionPart backward = parts[forward_is_first ? 1 : 0];
+      if (!is_on_side(backward)) on_side.emplace(forward.stage(), forward.microbatch());
+    }
+    for (size_t k = 0; k < parts.size(); ++k) planned.on_side[k] = is_on_side(parts[k]);
+  }
 }
 
 std::vector<PlannedCopy> plan_copies(const ir::Program& program, int rank) {

@@ -1,6 +1,7 @@
 #ifndef PIPEWRIGHT_EXECUTOR_PROGRAM_PROGRAM_H_
 #define PIPEWRIGHT_EXECUTOR_PROGRAM_PROGRAM_H_
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@ struct PlannedAction {
   int step = 0;  // its index in the row
   // The action's B or W is the last one of its stage before the stage's next REDUCE_GRAD.
   bool last_backward = false;
+  // By part: whether it runs on the side stream. See plan_streams().
+  std::array<bool, 2> on_side = {};
 };
 
 // A copy of what F of one microbatch saved on one stage.
@@ -35,6 +38,12 @@ struct RowPlan {
 };
 
 RowPlan plan_row(const ir::Row& row);
+
+// Gives the two parts of each compound to different streams, so that they run at the same time on a
+// device: one to the stream of the step, the other to a side stream. All parts of a microbatch on a
+// stage run on one stream, so what its F saves is allocated, used and freed on that. This is always
+// possible: the F of a compound is new, so it can take the stream that its backward does not have.
+void plan_streams(RowPlan* plan);
 
 // The copies of a rank whose stages offload, at the places where the simulator has them
 // (schedule/simulate/memory_model.h) if a copy takes as long as a forward, or half of a backward.

@@ -5,16 +5,20 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <barrier>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "pipewright/ddp/replicate.h"
 #include "pipewright/executor/module_stage.h"
 #include "pipewright/fsdp/fully_shard.h"
+#include "pipewright/modules/data_parallel.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/device/device.h"
 #include "tests/device/no_host_sync.h"
@@ -178,6 +182,84 @@ TEST(Pipeline, MemoryDoesNotGrowWithTheMicrobatches) {
   }
 }
 
+// A copy of its input. On the device, both passes have a kernel with a name.
+struct Named : torch::autograd::Function<Named> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            const std::string& forward, const std::string& backward) {
+    context->saved_data["backward"] = backward;
+    testdevice::launch(forward, {input}, {}, [] {});
+    return input.clone();
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               const torch::autograd::tensor_list& grads) {
+    testdevice::launch(context->saved_data["backward"].toStringRef(), {grads[0]}, {}, [] {});
+    return {grads[0].clone(), {}, {}};
+  }
+};
+
+std::string name_of(ir::ActionPart part) {
+  const bool is_forward = part.kind() == ir::ActionKind::kForward;
+  return (is_forward ? "F" : "B") + std::to_string(part.stage()) + "." +
+         std::to_string(part.microbatch());
+}
+
+// How many compounds of a step ran the second part, or a piece of it, before the first.
+int overlapping(uint64_t seed, bool overlaps) {
+  const ir::Program program = executor::make_program(schedule("DualPipeV"), {2, 4, 8});
+  testdevice::seed(seed);
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  EXPECT_EQ(tests::run_ranks(
+                2,
+                [&](int rank) {
+                  std::map<int, executor::LocalStage> stages;
+                  for (const int stage : program.placement.stages_of(rank)) {
+                    const at::Tensor weight =
+                        at::full({1}, 1.0, tests::here()).set_requires_grad(true);
+                    stages[stage].stage = std::make_shared<executor::ModuleStage>(
+                        [=, forwards = 0](const executor::Tensors& in) mutable {
+                          using enum ir::ActionKind;
+                          const int microbatch = forwards++;
+                          return executor::Tensors{
+                              Named::apply(in[0] * weight, name_of({kForward, stage, microbatch}),
+                                           name_of({kBackward, stage, microbatch}))};
+                        });
+                  }
+                  executor::Executor executor(
+                      program, stages, worlds[static_cast<size_t>(rank)],
+                      {.loss = [](const executor::Tensors& out) { return out[0].sum(); },
+                       .device = tests::here(),
+                       .overlap_compounds = overlaps});
+                  const auto result = executor.step({.inputs = {at::ones({8}, tests::here())}});
+                  at::Tensor sum;
+                  for (const at::Tensor& loss : result.losses)
+                    sum = sum.defined() ? sum + loss : loss.clone();
+                }),
+            "");
+  testdevice::drain();
+  EXPECT_EQ(testdevice::races(), std::vector<std::string>());
+  int count = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::vector<std::string> order = testdevice::execution_order(rank);
+    for (const ir::Action& action : program.rows[static_cast<size_t>(rank)]) {
+      if (!action.is_compound()) continue;
+      const auto first = std::ranges::find(order, name_of(action.parts()[0]));
+      const auto second = std::ranges::find(order, name_of(action.parts()[1]));
+      EXPECT_TRUE(first != order.end() && second != order.end());
+      count += second < first;
+    }
+  }
+  return count;
+}
+
+TEST(Pipeline, ThePartsOfCompoundsOverlap) {
+  int count = 0;
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    count += overlapping(seed, true);
+    EXPECT_EQ(overlapping(seed, false), 0);
+  }
+  EXPECT_GT(count, 5);
+}
+
 TEST(Pipeline, DoesNotSynchronizeTheHost) {
   for (const char* name : {"1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const schedules::Shape shape{2, schedules::default_stages(schedule(name), 2), 4};
@@ -217,14 +299,15 @@ TEST(Pipeline, DoesNotSynchronizeTheHost) {
 
 at::Tensor part_of(const at::Tensor& whole, int copy) { return tests::part_of(whole, copy, 2); }
 
+std::shared_ptr<modules::DataParallel> shard(const std::shared_ptr<tests::Layers>& stage,
+                                             const comms::BackendPtr& group) {
+  std::vector<std::shared_ptr<fsdp::Sharded>> units;
+  for (const auto& layer : stage->layers()) units.push_back(fsdp::fully_shard(*layer, group));
+  return fsdp::fully_shard(*stage, group)->data_parallel();
+}
+
 TEST(PipelineOfShardedStages, TrainsLikeTheModelWithoutIt) {
-  const tests::Wrap wrap = [](const std::shared_ptr<tests::Layers>& stage,
-                              const comms::BackendPtr& group) {
-    std::vector<std::shared_ptr<fsdp::Sharded>> units;
-    for (const auto& layer : stage->layers()) units.push_back(fsdp::fully_shard(*layer, group));
-    return fsdp::fully_shard(*stage, group)->data_parallel();
-  };
-  for (const char* name : {"1F1B", "ZBVZeroBubble"}) {
+  for (const char* name : {"1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const PipelineCase pipeline{
         .schedule = &schedule(name),
         .reduce_every = 2,
@@ -233,8 +316,29 @@ TEST(PipelineOfShardedStages, TrainsLikeTheModelWithoutIt) {
                    .call = [](const std::shared_ptr<tests::Layer>& layer, const at::Tensor& x) {
                      return modules::forward(layer, x);
                    }}};
-    expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap), part_of);
+    expect_trained(train_reference(pipeline), train_pipeline(pipeline, shard), part_of);
   }
+}
+
+// Both streams wait for the parameters of a compound.
+TEST(PipelineOfShardedStages, CompoundsOfAStageThatIsGathered) {
+  using enum ir::ActionKind;
+  ir::Program program;
+  program.placement = ir::Placement::loop(1, 1);
+  program.num_microbatches = tests::kPipelineMicrobatches;
+  ir::Row& row = program.rows.emplace_back();
+  row = {ir::Action(kUnshard, 0), ir::Action(kForward, 0, 0), ir::Action(kReshard, 0)};
+  for (int m = 1; m < program.num_microbatches; ++m) {
+    row.emplace_back(kUnshard, 0);
+    row.push_back(ir::Action::overlap({kForward, 0, m}, {kBackward, 0, m - 1}));
+    row.emplace_back(kReshard, 0);
+  }
+  row.emplace_back(kUnshard, 0);
+  row.emplace_back(kBackward, 0, program.num_microbatches - 1);
+  row.emplace_back(kReshard, 0);
+  row.emplace_back(kReduceGrad, 0);
+  const PipelineCase pipeline{.program = program, .steps = 2};
+  expect_trained(train_reference(pipeline), train_pipeline(pipeline, shard), part_of);
 }
 
 TEST(PipelineOfReplicatedStages, TrainsLikeTheModelWithoutIt) {
@@ -243,7 +347,7 @@ TEST(PipelineOfReplicatedStages, TrainsLikeTheModelWithoutIt) {
     return ddp::replicate(*stage, group, {.bucket_cap_mb = 0.001, .first_bucket_cap_mb = 0.001})
         ->data_parallel();
   };
-  for (const char* name : {"1F1B", "ZBVZeroBubble"}) {
+  for (const char* name : {"1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     const PipelineCase pipeline{.schedule = &schedule(name), .reduce_every = 2, .steps = 2};
     expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap),
                    [](const at::Tensor& whole, int) { return whole; });
