@@ -46,6 +46,7 @@ set(pipewright_schedule_sources
     schedule/problem/layers.cc
     schedule/problem/problem.cc
     schedule/search/catalogue.cc
+    schedule/search/copies.cc
     schedule/search/cut_bound.cc
     schedule/search/cuts.cc
     schedule/search/dispatcher.cc
@@ -53,9 +54,9 @@ set(pipewright_schedule_sources
     schedule/search/least_work.cc
     schedule/search/local_search.cc
     schedule/search/moves.cc
-    schedule/search/recompute.cc
     schedule/search/repeat.cc
     schedule/search/replay.cc
+    schedule/search/saving.cc
     schedule/search/search.cc
     schedule/search/solve.cc
     schedule/search/templates.cc
