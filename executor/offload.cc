@@ -174,8 +174,18 @@ class SavedActivations::Hook final : public torch::autograd::SavedVariableHooks 
   int64_t offset_ = 0;
 };
 
+// Backwards run on LibTorch's own engine: a process starts the threads of one engine, of that which
+// runs the first backward, which may have been before this one was set.
 class OffloadEngine final : public torch::autograd::Engine {
  public:
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                     outputs);
+  }
+
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (current_recording == nullptr) return nullptr;
     return std::make_unique<SavedActivations::Hook>(*current_recording->state_);

@@ -43,6 +43,15 @@ ir::Program program_of(const char* name, const schedules::Shape& shape, std::vec
   return program;
 }
 
+// The first test of the process: LibTorch has started the threads of its own engine then.
+TEST(Offload, AfterABackwardWithoutIt) {
+  at::ones({1}).set_requires_grad(true).sum().backward();
+  const ir::Program program = program_of("1F1B", {2, 2, 4}, {0, 1});
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  executor::Trained trained;
+  EXPECT_EQ(executor::train_threads(program, ModelKind::kMlp, 8, worlds, &trained), "");
+}
+
 TEST(Offload, TrainsLikeTheModelWithoutIt) {
   const ir::Program programs[] = {
       program_of("GPipe", {2, 2, 4}, {0, 1}),

@@ -124,7 +124,7 @@ const Ranks k4d = {{{"pp", 2}, {"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
 // first step, and whole parameters at the end, are those of the whole model; the losses of all
 // steps and the last gradients too, unless they are rounded.
 void expect_parity(const schedules::ScheduleSpec& spec, const Ranks& ranks, bool checkpointed,
-                   const fsdp::Options& options) {
+                   const fsdp::Options& options, const std::vector<int>& offload = {}) {
   const bool is_rounded = options.mixed_precision.param_dtype.has_value();
   at::set_num_threads(1);
   const int num_ranks = layout::MeshLayout(ranks.mesh).size();
@@ -135,8 +135,9 @@ void expect_parity(const schedules::ScheduleSpec& spec, const Ranks& ranks, bool
   EXPECT_LE(tolerance, 0.3);
   const schedules::Shape shape{2, schedules::default_stages(spec, 2), kMicrobatches};
   ir::Diagnostics diagnostics;
-  const ir::Program program =
+  ir::Program program =
       schedule::lower(schedules::make_order(spec, shape), {}, &diagnostics).value();
+  program.offload = offload;
   std::vector<comms::World> worlds = tests::make_worlds(num_ranks);
   const auto run_rank = [&](int rank) {
     comms::World& world = worlds[static_cast<size_t>(rank)];
@@ -155,9 +156,10 @@ void expect_parity(const schedules::ScheduleSpec& spec, const Ranks& ranks, bool
       std::vector<std::shared_ptr<fsdp::Sharded>> units;
       for (const ModulePtr& layer : module->layers())
         units.push_back(fsdp::fully_shard(*layer, mesh, ranks.data_parallel, options));
+      const auto compute = executor::make_stage(module);
+      compute->set_least_offload(1);
       stages[stage] = {
-          executor::make_stage(module),
-          fsdp::fully_shard(*module, mesh, ranks.data_parallel, options)->data_parallel()};
+          compute, fsdp::fully_shard(*module, mesh, ranks.data_parallel, options)->data_parallel()};
       modules.push_back(module);
       for (const at::Tensor& weight : module->parameters()) weights.push_back(weight);
     }
@@ -229,6 +231,14 @@ TEST(PpTpHsdp, test_4d) {
   for (const char* name : {"Interleaved1F1B", "ZBV"}) {
     SCOPED_TRACE(name);
     expect_parity(*schedules::find_schedule(name), k4d, false, {});
+  }
+}
+
+// Stages that offload, with whole and with split backwards.
+TEST(PpTpOffload, test_3d_with_tp_dp_pp) {
+  for (const char* name : {"1F1B", "ZBV"}) {
+    SCOPED_TRACE(name);
+    expect_parity(*schedules::find_schedule(name), k3d, false, {}, {0, 1});
   }
 }
 
