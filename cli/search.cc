@@ -339,8 +339,10 @@ int run_search(const Invocation& invocation, Console& console) {
     try {
       outcome = outcome_of(asked, one);
     } catch (const search::NothingFits&) {
-      throw UsageError(
-          fmt::format("--offload: found no schedule that fits {}", memory_text(one.memory)));
+      throw UsageError(fmt::format(
+          "--offload: {} that fits {}",
+          g_interrupted ? "interrupted before it found a schedule" : "found no schedule",
+          memory_text(one.memory)));
     }
     sizes.push_back({one.costs.microbatch_size, one.num_microbatches,
                      outcome ? std::optional(outcome->result.cost) : std::nullopt});
