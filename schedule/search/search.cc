@@ -266,12 +266,11 @@ struct Findings {
 
 // Searches for the choices of stages that recompute or offload, the one with the least bound first.
 // No stage, and all stages that can in one way, are searched as if they were the only choice, so
-// what is found is never worse than for those. Returns the bound of all choices.
+// what is found is never worse than for those. Returns the bound of all choices; 0 if none fits.
 Bound search_choices(const SearchRequest& request, const SavingBackwards& both,
                      AllowedSaving allowed, Findings* findings) {
   SavingChoices choices =
       saving_choices(request.splits_backward ? both.split : both.whole, both.whole, allowed);
-  PW_CHECK(!choices.promising.empty(), "every rank has the memory that a schedule needs");
   const auto is_mixed = [&](const SavingChoice& one) {
     const auto can_offload = std::ranges::count_if(
         both.split.offloading.stages, [](const StageWork& work) { return work.offloaded > 0; });
@@ -310,6 +309,7 @@ SearchResult search_schedule(const SearchRequest& request) {
     const Backwards backwards = backwards_of(request);
     return *search(request, backwards, bound_of(request, backwards), {});
   }
+  PW_CHECK(!shortage_of(problem_of(request)), "every rank has the memory that a schedule needs");
   const SavingBackwards both = saving_of(request);
   Findings findings;
   if (allowed.offload) {
@@ -326,7 +326,7 @@ SearchResult search_schedule(const SearchRequest& request) {
       findings.tried.emplace_back();
     }
     for (const double factor : kMoreMemory) {
-      if (findings.best && findings.best->is_cancelled) break;
+      if (!request.memory.is_set() || (findings.best && findings.best->is_cancelled)) break;
       SearchRequest more = without;
       more.may_recompute = false;
       more.noise = 0;
