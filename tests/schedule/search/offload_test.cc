@@ -222,7 +222,8 @@ SearchRequest deep_request() {
 // With offload, recomputation, both and neither.
 TEST(Offload, IsNeverWorseThanWithout) {
   int better = 0, only = 0, best_with_both = 0;
-  for (const double bytes : {115.0, 190.0, 210.0, 230.0, 250.0, 300.0, 400.0, 500.0, 700.0, 2000.0}) {
+  for (const double bytes :
+       {115.0, 190.0, 210.0, 230.0, 250.0, 300.0, 400.0, 500.0, 700.0, 2000.0}) {
     SearchRequest request = deep_request();
     request.memory.bytes = bytes;
     const auto cost_with = [&](bool recompute, bool offload) {
