@@ -290,6 +290,7 @@ void GradBuckets::launch_counts() {
 
 void GradBuckets::wait_for_counts() {
   if (unused_->work) std::exchange(unused_->work, nullptr)->wait();
+  comms::use_on_current_stream(unused_->counts[0]);  // launched on the stream of a backward
 }
 
 // Waits for the counts, and copies them to the host.
