@@ -170,6 +170,7 @@ void GradReducer::backward_begins() {
 
 // Drops the gradients of a parameter that are not in its .grad.
 void GradReducer::clear(size_t i) {
+  if (slots_[i].grad.defined()) comms::use_on_current_stream(slots_[i].grad);
   slots_[i].grad.reset();
   has_grads_ = std::ranges::any_of(slots_, [](const Slot& slot) { return slot.grad.defined(); });
   if (partial_.defined()) {
@@ -228,6 +229,7 @@ void GradReducer::begin_reduce(bool all_reduces) {
   pending.output = empty(chunk_numel_ + (communicates() ? count : 0));
   for (size_t i = 0; i < slots_.size(); ++i) {
     at::Tensor input = std::exchange(slots_[i].grad, {});
+    if (input.defined()) comms::use_on_current_stream(input);
     const ShardedParam& param = params_.params()[i];
     pending.used.push_back(input.defined());
     if (flags.defined() && !input.defined()) flags.select(1, static_cast<int64_t>(i)).zero_();
@@ -308,6 +310,9 @@ void GradReducer::wait_reduce() {
   Pending pending = std::move(pending_.front());
   pending_.pop_front();
   if (pending.work) pending.work->wait();
+  // They may be of the stream of a backward.
+  for (const at::Tensor& input : pending.inputs) comms::use_on_current_stream(input);
+  comms::use_on_current_stream(pending.output);
   pending.inputs.clear();
   std::optional<comms::SideStream::Scope> scope;
   go_beside(&scope);  // after what has been done to .grad
