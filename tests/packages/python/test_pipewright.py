@@ -250,7 +250,9 @@ class SearchTest(unittest.TestCase):
         self.assertLess(recompute.cost, neither.cost)
         self.assertEqual((offload.schedule.recompute, recompute.schedule.offload, neither.schedule.offload), ([], [], []))
         self.assertTrue(offload.schedule.offload and recompute.schedule.recompute)
-        self.assertEqual(offload.schedule.simulate(costs, memory_bytes=350).cost, offload.cost)
+        simulated = offload.schedule.simulate(costs)
+        self.assertEqual(simulated.cost, offload.cost)
+        self.assertLessEqual(max(rank.peak_bytes for rank in simulated.ranks), 350)
         self.assertLessEqual(found(350, recompute=True, offload=True).cost, recompute.cost)
         for arguments, message in (
             ({"offload": True, "costs": {}}, "offload: expected costs with `offload_bytes` above 0, got 0"),
