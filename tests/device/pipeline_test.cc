@@ -320,6 +320,24 @@ TEST(PipelineOfShardedStages, TrainsLikeTheModelWithoutIt) {
   }
 }
 
+// Sharded along their last dimension, gradients are copied before they are reduced.
+TEST(PipelineOfShardedStages, CompoundsOfStagesShardedAlongTheLastDimension) {
+  const auto last = [](const at::Tensor& parameter) { return parameter.dim() - 1; };
+  const tests::Wrap wrap = [&](const std::shared_ptr<tests::Layers>& stage,
+                               const comms::BackendPtr& group) {
+    const fsdp::Options options = {.shard_placement_fn = last};
+    std::vector<std::shared_ptr<fsdp::Sharded>> units;
+    for (const auto& layer : stage->layers())
+      units.push_back(fsdp::fully_shard(*layer, group, options));
+    return fsdp::fully_shard(*stage, group, options)->data_parallel();
+  };
+  const PipelineCase pipeline{.schedule = &schedule("DualPipeV"), .reduce_every = 2, .steps = 2};
+  expect_trained(train_reference(pipeline), train_pipeline(pipeline, wrap),
+                 [&](const at::Tensor& whole, int copy) {
+                   return tests::part_of(whole, copy, 2, last(whole));
+                 });
+}
+
 // Both streams wait for the parameters of a compound.
 TEST(PipelineOfShardedStages, CompoundsOfAStageThatIsGathered) {
   using enum ir::ActionKind;
