@@ -243,6 +243,13 @@ Problem make(const ir::Placement& placement, int num_microbatches, const Costs& 
 
 }  // namespace
 
+MemoryBudget scaled(MemoryBudget memory, double factor) {
+  for (std::optional<PerRank>* limit : {&memory.bytes, &memory.activations}) {
+    if (*limit) (*limit)->scale(factor);
+  }
+  return memory;
+}
+
 MemoryBudget budget_of(const MemoryBudget& asked, const Costs& costs) {
   if (asked.is_set() || costs.rank_memory_bytes.empty()) return asked;
   return {.bytes = PerRank(costs.rank_memory_bytes)};

@@ -175,6 +175,9 @@ struct MemoryBudget {
   std::optional<PerRank> limit() const { return bytes ? bytes : activations; }
 };
 
+// So many times as much memory on every rank.
+MemoryBudget scaled(MemoryBudget memory, double factor);
+
 // The budget that is asked for, or else the memory of the ranks that the costs have.
 MemoryBudget budget_of(const MemoryBudget& asked, const Costs& costs);
 

@@ -16,7 +16,6 @@
 namespace pipewright::schedule::search {
 namespace {
 
-constexpr size_t kKept = 6;       // schedules of different costs
 constexpr int kMostOnTheWay = 2;  // parts that are copied out and back while other actions run
 // A simulation takes as long as replays of so many times its actions.
 constexpr int64_t kActionsPerSimulated = 6;
@@ -24,9 +23,25 @@ constexpr int64_t kActionsPerSimulated = 6;
 // to 0.
 constexpr int kCooling = 100;
 constexpr int kRestarts = 12;
-// An excess of the largest part that is offloaded weighs as much as the work of so many
-// microbatches on a rank.
-constexpr double kExcessWeight = 1;
+
+// By the simulator, of words that run to their end; without Measured::busiest.
+Measured simulated(const Problem& problem, const Costs& costs, const Words& words) {
+  const ir::ComputeOrder order = order_of(problem, words, "search");
+  const ir::Timeline timeline = simulate(order, costs);
+  const CopyPlan copies(order, costs);
+  const auto ticks = [&](double time) { return std::llround(time / problem.tick); };
+  Measured result;
+  for (size_t rank = 0; rank < order.rows.size(); ++rank) {
+    const double end = timeline.at(rank, order.rows[rank].size() - 1).end;
+    result.cost = std::max<Ticks>(result.cost, ticks(end - timeline.at(rank, 0).start));
+    result.makespan = std::max<Ticks>(result.makespan, ticks(end));
+  }
+  for (const MemoryPeak& peak : memory_peaks(order, problem, &copies, &timeline)) {
+    result.peaks.push_back(peak.amount);
+    result.excess += peak.excess;
+  }
+  return result;
+}
 
 class CopySolver {
  public:
@@ -36,14 +51,11 @@ class CopySolver {
         options_(options),
         replay_(problem),
         random_(options.seed) {
-    Ticks per_microbatch = 0;
     Memory largest = 1;
-    for (const StageWork& one : problem.stages) {
-      per_microbatch += one.forward + one.backward_input + one.backward_weight;
-      largest = std::max(largest, one.offloaded);
-    }
-    const double work = static_cast<double>(per_microbatch) / problem.num_ranks();
-    weight_ = kExcessWeight * work / static_cast<double>(largest);
+    for (const StageWork& one : problem.stages) largest = std::max(largest, one.offloaded);
+    // An excess of the largest part weighs as much as the work of a microbatch.
+    const auto work = static_cast<double>(work_per_rank(problem));
+    weight_ = work / static_cast<double>(largest);
     hottest_ = work / kCooling;
   }
 
@@ -54,7 +66,7 @@ class CopySolver {
       explore(on_the_way);
     for (int k = kRestarts; k > 0 && !is_over(); --k) {
       // In turn from what fits and from the best that does not.
-      const auto start = static_cast<size_t>(k / 2 % kKept);
+      const auto start = static_cast<size_t>(k / 2 % kWordsKept);
       const bool is_fitting = k % 2 == 0 ? !found_.empty() : promising_.words.empty();
       const Found* found = is_fitting ? &found_[std::min(start, found_.size() - 1)] : nullptr;
       anneal(is_fitting ? State{static_cast<double>(found->cost), found->words} : promising_,
@@ -85,23 +97,15 @@ class CopySolver {
     evaluations_ += actions;
     if (!replay_.run(words) || static_cast<double>(replay_.cost()) > most) return std::nullopt;
     evaluations_ += kActionsPerSimulated * actions;
-    const std::optional<Measured> measured = measure(problem_, costs_, words);
-    if (!measured) return std::nullopt;
-    const Memory excess = measured->excess;
-    State state{static_cast<double>(measured->cost) + weight_ * static_cast<double>(excess), words};
-    if (excess == 0) {
-      keep({measured->cost, words, name});
+    const Measured measured = simulated(problem_, costs_, words);
+    State state{static_cast<double>(measured.cost) + weight_ * static_cast<double>(measured.excess),
+                words};
+    if (measured.excess == 0) {
+      keep_best(Found{measured.cost, words, name}, kWordsKept, &found_);
     } else if (state.energy < promising_.energy) {
       promising_ = state;
     }
     return state;
-  }
-
-  void keep(Found found) {
-    const auto place = std::ranges::lower_bound(found_, found.cost, {}, &Found::cost);
-    if (place != found_.end() && place->cost == found.cost) return;
-    found_.insert(place, std::move(found));
-    if (found_.size() > kKept) found_.pop_back();
   }
 
   // Solves the problem without copies, with room for so many parts that are on their way.
@@ -188,21 +192,10 @@ std::optional<Measured> measure(const Problem& problem, const Words& words) {
 }
 
 std::optional<Measured> measure(const Problem& problem, const Costs& costs, const Words& words) {
-  std::optional<Measured> result = measure(problem, words);
-  if (!result) return result;
-  const ir::ComputeOrder order = order_of(problem, words, "search");
-  const ir::Timeline timeline = simulate(order, costs);
-  const CopyPlan copies(order, costs);
-  const auto ticks = [&](double time) { return std::llround(time / problem.tick); };
-  result->cost = result->makespan = 0;
-  for (size_t rank = 0; rank < order.rows.size(); ++rank) {
-    const double end = timeline.at(rank, order.rows[rank].size() - 1).end;
-    result->cost = std::max<Ticks>(result->cost, ticks(end - timeline.at(rank, 0).start));
-    result->makespan = std::max<Ticks>(result->makespan, ticks(end));
-  }
-  const std::vector<MemoryPeak> peaks = memory_peaks(order, problem, &copies, &timeline);
-  std::ranges::transform(peaks, result->peaks.begin(), &MemoryPeak::amount);
-  for (const MemoryPeak& peak : peaks) result->excess += peak.excess;
+  Replay replay(problem);
+  if (!replay.run(words)) return std::nullopt;
+  Measured result = simulated(problem, costs, words);
+  result.busiest = replay.busiest();
   return result;
 }
 

@@ -58,13 +58,6 @@ namespace {
 
 constexpr int kLevels = 8, kLeastLevel = 2;
 
-MemoryBudget part_of(MemoryBudget memory, int level) {
-  for (std::optional<PerRank>* limit : {&memory.bytes, &memory.activations}) {
-    if (*limit) (*limit)->scale(static_cast<double>(level) / kLevels);
-  }
-  return memory;
-}
-
 // Limits of one search are parts of one another.
 double amount(const MemoryBudget& memory) { return memory.limit().value_or(0).at(0); }
 
@@ -111,7 +104,7 @@ std::vector<std::pair<FrontPoint, SearchRequest>> front_searches(
     for (const PlacementOption& option : options) {
       SearchRequest one = request;
       one.placement = option.placement;
-      one.memory = part_of(request.memory, level);
+      one.memory = scaled(request.memory, static_cast<double>(level) / kLevels);
       searches.push_back({{option, one.memory, {}}, one});
     }
   }

@@ -241,13 +241,6 @@ Bound bound_of(const SearchRequest& request, const Backwards& backwards) {
   return lower_bound(request.splits_backward ? backwards.split : backwards.whole);
 }
 
-MemoryBudget scaled(MemoryBudget memory, double factor) {
-  for (std::optional<PerRank>* limit : {&memory.bytes, &memory.activations}) {
-    if (*limit) (*limit)->scale(factor);
-  }
-  return memory;
-}
-
 // What the choices of stages that were searched so far have given.
 struct Findings {
   std::optional<SearchResult> best;

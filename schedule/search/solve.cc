@@ -28,7 +28,7 @@ namespace pipewright::schedule::search {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr size_t kTemplatesKept = 8, kWordsKept = 6;
+constexpr size_t kTemplatesKept = 8;
 // With annealing, few rounds and lanes, and most of the budget for it: one long annealing finds
 // more than several short ones, and templates that are tried later rarely beat words that were
 // annealed. The second round starts at the best words of all lanes.
@@ -45,15 +45,6 @@ struct ScoredTemplate {
   Ticks cost;
   Template numbers;
 };
-
-// Keeps the `most` cheapest entries, cheapest first, and only the first of several with one cost.
-template <typename Entry>
-void keep_best(Entry entry, size_t most, std::vector<Entry>* kept) {
-  const auto place = std::ranges::lower_bound(*kept, entry.cost, {}, &Entry::cost);
-  if (place != kept->end() && place->cost == entry.cost) return;
-  kept->insert(place, std::move(entry));
-  if (kept->size() > most) kept->pop_back();
-}
 
 struct Pool {
   std::vector<ScoredTemplate> templates;
@@ -264,10 +255,7 @@ void Solver::explore(int64_t budget) {
 
 void Solver::refine(int64_t budget) {
   // Not from the bound: a search that stops there goes the same way until it does.
-  Ticks per_microbatch = 0;
-  for (const StageWork& one : problem_.stages)
-    per_microbatch += one.forward + one.backward_input + one.backward_weight;
-  per_microbatch /= problem_.num_ranks();
+  const Ticks per_microbatch = work_per_rank(problem_);
   round(kAnnealingLanes, [&](Lane& lane, int index) {
     const uint64_t seed =
         Random(options_.seed + 1000 * rounds_ + static_cast<uint64_t>(index)).next();
@@ -303,6 +291,13 @@ Solution Solver::run() {
 }
 
 }  // namespace
+
+Ticks work_per_rank(const Problem& problem) {
+  Ticks work = 0;
+  for (const StageWork& one : problem.stages)
+    work += one.forward + one.backward_input + one.backward_weight;
+  return work / problem.num_ranks();
+}
 
 Solution solve(const Problem& problem, const SolveOptions& options) {
   return Solver(problem, options).run();

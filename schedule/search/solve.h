@@ -1,10 +1,13 @@
 #ifndef PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_H_
 #define PIPEWRIGHT_SCHEDULE_SEARCH_SOLVE_H_
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipewright/schedule/problem/problem.h"
@@ -64,6 +67,21 @@ struct Solution : Found {  // the cheapest
   // Good schedules of different costs, cheapest first, beginning with this one.
   std::vector<Found> alternatives = {};
 };
+
+// Keeps the `most` cheapest entries, cheapest first, and only the first of several with one cost.
+template <typename Entry>
+void keep_best(Entry entry, size_t most, std::vector<Entry>* kept) {
+  const auto place = std::ranges::lower_bound(*kept, entry.cost, {}, &Entry::cost);
+  if (place != kept->end() && place->cost == entry.cost) return;
+  kept->insert(place, std::move(entry));
+  if (kept->size() > most) kept->pop_back();
+}
+
+// How many Found a search keeps.
+inline constexpr size_t kWordsKept = 6;
+
+// How long a rank computes for one microbatch, on average.
+Ticks work_per_rank(const Problem& problem);
 
 // The best schedule found, which is never worse than any candidate. Every rank's memory limit must
 // be at least its least_memory(). Throws whatever on_progress throws.
