@@ -53,6 +53,14 @@ StageWork undecided_work(const SavingProblem& of, AllowedSaving allowed, size_t 
   return work;
 }
 
+Problem relaxed(const SavingProblem& of, AllowedSaving allowed, const Modes& modes) {
+  Problem problem = of.plain;
+  for (size_t stage = 0; stage < modes.size(); ++stage)
+    problem.stages[stage] = modes[stage] == Mode::kUndecided ? undecided_work(of, allowed, stage)
+                                                             : work_of(of, modes[stage], stage);
+  return problem;
+}
+
 struct PartialChoice {
   Modes modes;
   Bound bound;
@@ -107,21 +115,13 @@ class Tree {
   }
 
  private:
-  Problem relaxed(const SavingProblem& of, const Modes& modes) const {
-    Problem problem = of.plain;
-    for (size_t stage = 0; stage < modes.size(); ++stage)
-      problem.stages[stage] = modes[stage] == Mode::kUndecided ? undecided_work(of, allowed_, stage)
-                                                               : work_of(of, modes[stage], stage);
-    return problem;
-  }
-
   // nullopt if one microbatch does not fit.
   std::optional<PartialChoice> node_of(Modes modes, const Bound& parent) const {
-    const Problem least = relaxed(least_, modes);
+    const Problem least = relaxed(least_, allowed_, modes);
     if (!std::ranges::equal(least_memory(least), least.memory_limits, std::less_equal<>()))
       return std::nullopt;
     PartialChoice node{.modes = std::move(modes), .bound = parent};
-    if (Bound own = lower_bound(relaxed(bounded_, node.modes)); own.value > parent.value)
+    if (Bound own = lower_bound(relaxed(bounded_, allowed_, node.modes)); own.value > parent.value)
       node.bound = std::move(own);
     node.undecided = static_cast<int>(std::ranges::count(node.modes, Mode::kUndecided));
     return node;
@@ -220,10 +220,7 @@ SavingChoices saving_choices(const SavingProblem& bounded, const SavingProblem& 
 }
 
 Problem undecided(const SavingProblem& problem, AllowedSaving allowed) {
-  Problem result = problem.plain;
-  for (size_t stage = 0; stage < result.stages.size(); ++stage)
-    result.stages[stage] = undecided_work(problem, allowed, stage);
-  return result;
+  return relaxed(problem, allowed, Modes(problem.plain.stages.size(), Mode::kUndecided));
 }
 
 }  // namespace pipewright::schedule::search
