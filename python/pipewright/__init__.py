@@ -112,7 +112,8 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
            costs: dict | str | os.PathLike | None = None, memory: float | list[float] | None = None,
            memory_bytes: float | list[float] | None = None, budget: str | int = "medium",
            robust: float | None = None, robust_by: str | None = None, merge_backward: bool = False, layers: bool = False,
-           recompute: bool = False, offload: bool = False, slices: int = 1, threads: int | None = None, seed: int = 1, **times: float) -> SearchResult:
+           recompute: bool = False, offload: bool = False, slices: int = 1, threads: int | None = None, seed: int = 1,
+           **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
