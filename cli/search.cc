@@ -188,6 +188,7 @@ void add_result(const std::string& placement, const search::SearchRequest& reque
        {"evaluations", result.evaluations},
        {"placement", placement},
        {"stages", result.order.placement.num_stages()},
+       {"replicas", result.order.placement.num_replicas()},
        {"recompute", result.order.recompute},
        {"offload", result.order.offload},
        {"cut", result.order.cut.empty() ? Json(nullptr) : Json(result.order.cut)},

@@ -71,6 +71,19 @@ std::vector<int> microbatch_sizes(const Invocation& invocation) {
   return sizes;
 }
 
+// 1 or 2. Ends the command if another option is of one replica.
+int replicas_of(const Invocation& invocation) {
+  const int replicas = invocation.number("--replicas").value_or(1);
+  if (replicas > 2) throw wrong_value("--replicas", "1 or 2", std::to_string(replicas));
+  for (const char* option : {"--layers", "--recompute", "--offload"}) {
+    if (replicas == 2 && invocation.has(option))
+      throw UsageError(fmt::format("--replicas 2 cannot be used with {}", option));
+  }
+  if (replicas == 2 && invocation.text("--placement") == "free")
+    throw UsageError("--replicas 2 cannot be used with --placement free");
+  return replicas;
+}
+
 // The costs of microbatches of that size.
 AskedCosts resized(AskedCosts costs, int size) {
   if (costs.request.costs.microbatch_size == 0)
@@ -81,9 +94,11 @@ AskedCosts resized(AskedCosts costs, int size) {
   return costs;
 }
 
-ir::Placement placement_of(const AskedSearch& asked) {
+ir::Placement placement_of(const AskedSearch& asked, int replicas, int num_microbatches,
+                           int slices) {
   try {
-    return search::named_placement(asked.placement, asked.ranks, asked.stages);
+    const ir::Placement one = search::named_placement(asked.placement, asked.ranks, asked.stages);
+    return replicas == 1 ? one : search::both_ways(one, num_microbatches, slices);
   } catch (const std::invalid_argument& error) {
     throw UsageError(std::string("--") + error.what());
   }
@@ -174,6 +189,9 @@ std::vector<OptionSpec> search_options() {
                     "--microbatches"),
       number_option("--slices", "K",
                     "parts that each microbatch is cut into along its sequence; default: 1"),
+      number_option("--replicas", "R",
+                    "1 or 2 replicas of the model; the second one runs its half of the "
+                    "microbatches in the opposite direction over the ranks; default: 1"),
       text_option("--microbatch-sizes", "N,N,...",
                   "with --layers, also choose the sequences per microbatch: --costs, which say "
                   "their `microbatch_size`, are scaled in proportion, and those of the best size "
@@ -244,6 +262,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
     throw UsageError(fmt::format("--slices: expected at most {} slices of all microbatches, got {}",
                                  ir::kMaxMicrobatches, int64_t{slices} * request.num_microbatches));
   request.num_microbatches *= slices;
+  const int replicas = replicas_of(invocation);
   const bool is_free = asked.placement == "free";
   const int per_rank = is_free ? 1 : search::default_stages_per_rank(asked.placement);
   const int64_t stages = invocation.number("--stages")
@@ -259,7 +278,8 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
                                  search::kMaxSearchStages, stages));
   // With free, costs are checked against the stages that they are given for, wherever those are.
   request.placement =
-      is_free ? ir::Placement::loop(asked.ranks, asked.stages) : placement_of(asked);
+      is_free ? ir::Placement::loop(asked.ranks, asked.stages)
+              : placement_of(asked, replicas, request.num_microbatches / slices, slices);
   request.evaluations = budget_of(invocation);
   request.threads =
       invocation.number("--threads")

@@ -58,6 +58,12 @@ Placement Placement::replicas(const Placement& first, const Placement& second, i
   return both;
 }
 
+Placement Placement::both_ways(const Placement& first, int second_from) {
+  std::vector<int> back = first.rank_of_stage_;
+  for (int& rank : back) rank = first.num_ranks_ - 1 - rank;
+  return replicas(first, custom(first.num_ranks_, std::move(back)), second_from);
+}
+
 std::vector<int> Placement::ranks_of(int stage) const {
   std::vector<int> ranks;
   for (int instance = stage; instance < num_instances(); instance += num_stages())
@@ -65,11 +71,17 @@ std::vector<int> Placement::ranks_of(int stage) const {
   return ranks;
 }
 
-std::vector<int> Placement::stages_of(int rank) const {
-  std::vector<int> stages;
+std::vector<int> Placement::instances_of(int rank) const {
+  std::vector<int> instances;
   for (int instance = 0; instance < num_instances(); ++instance) {
-    if (rank_of_instance(instance) == rank) stages.push_back(stage_of_instance(instance));
+    if (rank_of_instance(instance) == rank) instances.push_back(instance);
   }
+  return instances;
+}
+
+std::vector<int> Placement::stages_of(int rank) const {
+  std::vector<int> stages = instances_of(rank);
+  for (int& one : stages) one = stage_of_instance(one);
   return stages;
 }
 

@@ -65,6 +65,9 @@ class Placement {
   // others as in `second`. Both must have one replica, the same numbers of ranks and stages, and no
   // stage on the same rank.
   static Placement replicas(const Placement& first, const Placement& second, int second_from);
+  // Two replicas in opposite directions: in the second one, rank r has the stages that rank P-1-r
+  // has in `first`. The number of ranks must be even.
+  static Placement both_ways(const Placement& first, int second_from);
 
   int num_ranks() const { return num_ranks_; }
   // Of the model, whatever the number of replicas.
@@ -94,6 +97,8 @@ class Placement {
   int instance_on(int rank, int stage) const {
     return num_replicas() == 1 || rank_of_instance(stage) == rank ? stage : num_stages() + stage;
   }
+  // The instances on a rank, ascending.
+  std::vector<int> instances_of(int rank) const;
   int rank_of_instance(int instance) const { return rank_of_stage_[static_cast<size_t>(instance)]; }
   int stage_of_instance(int instance) const { return instance % num_stages(); }
   // The first microbatch that an instance runs.

@@ -286,12 +286,12 @@ void define_search(nb::module_& m) {
                      const schedule::Costs& costs, const std::vector<double>& memory,
                      const std::vector<double>& memory_bytes, int64_t evaluations, double robust,
                      bool robust_by_percentile_95, bool merge_backward, bool layers, bool recompute,
-                     bool offload, int slices, int threads, uint64_t seed) {
+                     bool offload, int slices, int replicas, int threads, uint64_t seed) {
     const nb::gil_scoped_release no_gil;
     using schedule::search::RobustBy;
     return search({ranks, microbatches, placement, stages, costs, memory, memory_bytes, evaluations,
                    robust, robust_by_percentile_95 ? RobustBy::kPercentile95 : RobustBy::kMean,
-                   merge_backward, layers, recompute, offload, slices, threads, seed},
+                   merge_backward, layers, recompute, offload, slices, replicas, threads, seed},
                   [] {
                     const nb::gil_scoped_acquire gil;
                     if (PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -33,7 +33,16 @@ schedule::search::SearchRequest request_of(const SearchArguments& asked) {
   if (asked.microbatches > ir::kMaxMicrobatches / asked.slices)
     throw std::invalid_argument(
         fmt::format("slices: expected at most {} of all microbatches", ir::kMaxMicrobatches));
+  if (asked.replicas > 2)
+    throw std::invalid_argument(fmt::format("replicas: expected 1 or 2, got {}", asked.replicas));
   request.num_microbatches = asked.microbatches * asked.slices;
+  if (asked.replicas == 2) {
+    if (asked.layers || asked.recompute || asked.offload || asked.placement == "free")
+      throw std::invalid_argument(
+          "replicas cannot be used with layers, recompute, offload or placement free");
+    request.placement =
+        schedule::search::both_ways(request.placement, asked.microbatches, asked.slices);
+  }
   request.costs = asked.costs;
   request.memory = schedule::budget_of(
       {.activations = per_rank(asked.memory), .bytes = per_rank(asked.memory_bytes)}, asked.costs);

@@ -27,6 +27,7 @@ struct SearchArguments {
   bool layers = false;                      // cut the layers of the costs too
   bool recompute = false, offload = false;  // choose the stages that do
   int slices = 1;                           // that each microbatch is cut into
+  int replicas = 1;                         // of the model, in opposite directions
   int threads = 1;
   uint64_t seed = 1;
 };

@@ -228,14 +228,9 @@ ir::Placement placement_of(const ScheduleSpec& spec, const Shape& shape) {
       return ir::Placement::loop(shape.ranks, shape.stages);
     case Pattern::kV:
       return ir::Placement::v(shape.ranks, shape.stages);
-    case Pattern::kBothWays: {
-      std::vector<int> back(static_cast<size_t>(shape.stages));
-      for (size_t stage = 0; stage < back.size(); ++stage)
-        back[stage] = shape.ranks - 1 - static_cast<int>(stage);
-      return ir::Placement::replicas(ir::Placement::loop(shape.ranks, shape.stages),
-                                     ir::Placement::custom(shape.ranks, std::move(back)),
-                                     shape.microbatches / 2);
-    }
+    case Pattern::kBothWays:
+      return ir::Placement::both_ways(ir::Placement::loop(shape.ranks, shape.stages),
+                                      shape.microbatches / 2);
   }
   PW_CHECK(false, "every pattern has a placement");
 }

@@ -112,8 +112,8 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
            costs: dict | str | os.PathLike | None = None, memory: float | list[float] | None = None,
            memory_bytes: float | list[float] | None = None, budget: str | int = "medium",
            robust: float | None = None, robust_by: str | None = None, merge_backward: bool = False, layers: bool = False,
-           recompute: bool = False, offload: bool = False, slices: int = 1, threads: int | None = None, seed: int = 1,
-           **times: float) -> SearchResult:
+           recompute: bool = False, offload: bool = False, slices: int = 1, replicas: int = 1, threads: int | None = None,
+           seed: int = 1, **times: float) -> SearchResult:
     """Finds a schedule of low cost within a memory limit, and a lower bound on the cost of every other one.
 
     `placement` is loop, v, wave, or free: all of these, each with several amounts of memory, in the result's `front`;
@@ -124,8 +124,8 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
     of the costs are cut into stages too, and `schedule.cut` says how; otherwise they are cut evenly, or as `cut` of the costs
     says. With `recompute` or `offload`, the search also chooses the stages that recompute, or that copy activations to the
     host, as the costs say; `schedule.recompute` and `schedule.offload` name them. Each microbatch is cut into `slices` along
-    its sequence. The result is the same for any number of threads. See
-    `pipewright search --help`.
+    its sequence. Of two `replicas` of the model, the second runs its half of the microbatches in the opposite direction over
+    the ranks. The result is the same for any number of threads. See `pipewright search --help`.
     """
     if _arguments.text("placement", placement) not in ("loop", "v", "wave", "free"):
         raise ValueError(f"placement: expected loop, v, wave or free, got `{placement}`")
@@ -144,7 +144,7 @@ def search(*, ranks: int, microbatches: int, placement: str = "loop", stages: in
         _arguments.costs(costs, times), _arguments.per_rank("memory", memory),
         _arguments.per_rank("memory_bytes", memory_bytes), evaluations,
         _arguments.optional_positive("robust", robust) or 0.0, robust_by == "p95", bool(merge_backward), bool(layers),
-        bool(recompute), bool(offload), _arguments.whole("slices", slices),
+        bool(recompute), bool(offload), _arguments.whole("slices", slices), _arguments.whole("replicas", replicas),
         _arguments.optional_whole("threads", threads) or os.cpu_count() or 1, _arguments.whole("seed", seed, least=0))
     return _result(found)
 

@@ -99,6 +99,10 @@ struct Problem {
 
   int num_ranks() const { return placement.num_ranks(); }
   int num_stages() const { return placement.num_stages(); }
+  // With two replicas, a search counts each of a stage as a stage of its own, and all of them run
+  // as many microbatches.
+  int num_instances() const { return placement.num_instances(); }
+  int runs_per_instance() const { return num_microbatches / placement.num_replicas(); }
   const StageWork& work(int stage) const { return stages[static_cast<size_t>(stage)]; }
   Memory memory_limit(int rank) const { return memory_limits[static_cast<size_t>(rank)]; }
 

@@ -29,8 +29,8 @@ std::vector<schedules::StageTimes> times_of(const Problem& problem) {
 // The live activations of one stage for which every rank has memory, up to those of ZBV.
 int live_activations(const Problem& problem) {
   Memory least = 2 * Memory{problem.num_ranks()};
-  for (int stage = 0; stage < problem.num_stages(); ++stage) {
-    const Memory limit = problem.memory_limit(problem.placement.rank_of(stage));
+  for (int stage = 0; stage < problem.num_instances(); ++stage) {
+    const Memory limit = problem.memory_limit(problem.placement.rank_of_instance(stage));
     least = std::min(least, limit / std::max<Memory>(1, problem.work(stage).activation));
   }
   return static_cast<int>(least);

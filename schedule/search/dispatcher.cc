@@ -36,16 +36,16 @@ Ticks times(Ticks ticks, int factor) { return ticks * factor / Template::kOne; }
 
 int stages_per_rank(const Problem& problem) {
   std::vector<int> count(static_cast<size_t>(problem.num_ranks()));
-  for (int stage = 0; stage < problem.num_stages(); ++stage)
-    ++count[static_cast<size_t>(problem.placement.rank_of(stage))];
+  for (int stage = 0; stage < problem.num_instances(); ++stage)
+    ++count[static_cast<size_t>(problem.placement.rank_of_instance(stage))];
   return *std::ranges::max_element(count);
 }
 
 Dispatcher::Dispatcher(const Problem& problem)
     : problem_(problem),
       letters_(letters_of(problem)),
-      microbatches_(static_cast<size_t>(problem.num_microbatches)),
-      state_of_(static_cast<size_t>(problem.num_stages())),
+      microbatches_(problem.runs_per_instance()),
+      state_of_(static_cast<size_t>(problem.num_instances())),
       ranks_(static_cast<size_t>(problem.num_ranks())),
       work_(ranks_.size()),
       queue_(problem.num_ranks()),
@@ -53,7 +53,7 @@ Dispatcher::Dispatcher(const Problem& problem)
   for (int rank = 0; rank < problem.num_ranks(); ++rank) {
     RankState& state = ranks_[static_cast<size_t>(rank)];
     state.first = states_.size();
-    for (const int stage : problem.placement.stages_of(rank)) {
+    for (const int stage : problem.placement.instances_of(rank)) {
       state_of_[static_cast<size_t>(stage)] = states_.size();
       const StageWork& work = problem.work(stage);
       const bool restores = work.restored() > 0;
@@ -66,8 +66,8 @@ Dispatcher::Dispatcher(const Problem& problem)
           restores ? std::max(work.restored(), work.weight_input - work.activation) : 0;
       for (const Pass pass : {Pass::kForward, Pass::kInput, Pass::kWeight}) {
         if (pass == Pass::kWeight && !problem.splits_backward) continue;
-        for (int microbatch = 0; microbatch < problem.num_microbatches; ++microbatch)
-          work_[static_cast<size_t>(rank)] += time_of(letter(stage, pass), microbatch);
+        for (int k = 0; k < microbatches_; ++k)
+          work_[static_cast<size_t>(rank)] += time_of(letter(stage, pass), k);
       }
     }
     state.last = states_.size();
@@ -75,15 +75,16 @@ Dispatcher::Dispatcher(const Problem& problem)
     for (size_t at = state.first; at < state.last; ++at)
       state.forward_limit = std::min(state.forward_limit, state.limit - states_[at].input_memory);
     const size_t passes = problem.splits_backward ? 3 : 2;
-    words_[static_cast<size_t>(rank)].reserve(passes * (state.last - state.first) * microbatches_);
+    words_[static_cast<size_t>(rank)].reserve(passes * (state.last - state.first) *
+                                              static_cast<size_t>(microbatches_));
   }
-  arrivals_.resize(2 * states_.size() * microbatches_);
+  arrivals_.resize(2 * states_.size() * static_cast<size_t>(microbatches_));
   while ((1 << key_bits_) < 2 * stages_per_rank(problem)) ++key_bits_;
   weight_bit_ = Key{1} << key_bits_++;
 }
 
-Ticks Dispatcher::time_of(Letter letter, int microbatch) const {
-  return problem_.scaled(letters_[letter].time, microbatch_of(problem_, letter, microbatch));
+Ticks Dispatcher::time_of(Letter letter, int k) const {
+  return problem_.scaled(letters_[letter].time, microbatch_of(problem_, letter, k));
 }
 
 inline Dispatcher::Key Dispatcher::key(Ticks ticks, const StageState& state, Pass pass) const {
@@ -108,22 +109,88 @@ inline void Dispatcher::update_arrival(StageState* state, Pass pass) {
   state->arrival[index_of(pass)] = may_come ? input_of(*state, pass) : kNone;
 }
 
-void Dispatcher::prepare(const Template& numbers) {
+// The targets of the first microbatch of a replica, whose first stage has this number. Stage s is
+// on pass s / ranks; the k-th stage of the way back is on pass per_rank + k / ranks.
+void Dispatcher::prepare_replica(const Template& numbers, int first, Ticks unit) {
   const int stages = problem_.num_stages(), ranks = problem_.num_ranks();
   const int per_rank = static_cast<int>(numbers.pass_delay.size()) / 2;
+  const Ticks weight_lag = numbers.weight_lag == Template::kNever
+                               ? kGapsOnly
+                               : times(period_, numbers.weight_lag) * ranks;
+  const auto delay = [&](int step, int first_pass) {
+    const int pass = std::min(first_pass + step / ranks, 2 * per_rank - 1);
+    return step % ranks == 0 ? times(unit, numbers.turn_delay[static_cast<size_t>(pass - 1)])
+                             : times(unit, numbers.pass_delay[static_cast<size_t>(pass)]);
+  };
+  Ticks target = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    const auto index = static_cast<size_t>(first + stage);
+    const StageWork& one = problem_.work(first + stage);
+    if (stage > 0) {
+      const StageWork& previous = problem_.work(first + stage - 1);
+      target += previous.forward + previous.output_transfer + delay(stage, 0);
+    }
+    StageState& state = states_[state_of_[index]];
+    const int rank = problem_.placement.rank_of_instance(first + stage);
+    const Memory limit = std::max<Memory>(0, ranks_[static_cast<size_t>(rank)].forward_limit);
+    const Memory most = state.memory == 0 ? microbatches_ : limit / state.memory;
+    state = {.memory = state.memory,
+             .input_memory = state.input_memory,
+             .key = state.key,
+             .stage = first + stage};
+    for (const Pass pass : {Pass::kForward, Pass::kInput}) {
+      state.arrivals[index_of(pass)] = &arrivals_[(index_of(pass) * states_.size() + index) *
+                                                  static_cast<size_t>(microbatches_)];
+    }
+    state.cap = microbatches_;
+    if (numbers.cap_slope != Template::kNever) {
+      const int64_t left = int64_t{stages - stage} * numbers.cap_slope / per_rank;
+      state.cap = static_cast<int>(
+          std::clamp<int64_t>((left + numbers.cap_offset) / Template::kOne, 1, microbatches_));
+    }
+    const int64_t wished =
+        (numbers.reserve_base + int64_t{numbers.reserve_slope} * rank) / Template::kOne;
+    state.reserve = static_cast<int>(
+        std::clamp<int64_t>(std::min<int64_t>(wished, most / per_rank), 1, microbatches_));
+    state.forward_target = target;
+    state.order = {key(backward_first_ ? 2 * stages - stage : target, state, Pass::kForward), 0};
+    if (stage == 0) {
+      std::fill_n(state.arrivals[index_of(Pass::kForward)], microbatches_,
+                  key(0, state, Pass::kForward));
+      state.sent[index_of(Pass::kForward)] = microbatches_;
+    }
+    state.arrival = {kNone, kNone};
+    update_arrival(&state, Pass::kForward);
+    if (stage + 1 == stages)
+      target += one.forward + times(unit, numbers.turn_delay[static_cast<size_t>(per_rank - 1)]);
+  }
+  for (int stage = stages - 1; stage >= 0; --stage) {
+    const StageWork& one = problem_.work(first + stage);
+    if (stage + 1 < stages) {
+      const StageWork& next = problem_.work(first + stage + 1);
+      target += next.backward_input + next.gradient_transfer - one.recomputation +
+                delay(stages - 1 - stage, per_rank);
+    }
+    StageState& state = states_[state_of_[static_cast<size_t>(first + stage)]];
+    state.order[index_of(Pass::kInput)] =
+        key(backward_first_ ? stages - stage : target, state, Pass::kInput);
+    const Ticks end = target + one.backward_input;
+    state.next_weight =
+        problem_.splits_backward ? key(end + weight_lag, state, Pass::kWeight) : kNone;
+  }
+}
+
+void Dispatcher::prepare(const Template& numbers) {
   Ticks work = 0;
   for (const StageWork& one : problem_.stages)
     work += one.forward + one.backward_input + one.backward_weight;
-  const Ticks unit = work / (3 * stages);
+  const Ticks unit = work / (3 * problem_.num_instances());
   makes_compounds_ = problem_.overlap > 0 && numbers.partner_patience != Template::kNever;
   partner_patience_ = numbers.partner_patience;
   whole_partners_ = problem_.splits_backward && numbers.whole_partners;
   Ticks longest = *std::ranges::max_element(work_);
   if (makes_compounds_) longest -= problem_.hidden(longest / 2);
-  period_ = std::max<Ticks>(1, times(longest / problem_.num_microbatches, numbers.period));
-  const Ticks weight_lag = numbers.weight_lag == Template::kNever
-                               ? kGapsOnly
-                               : times(period_, numbers.weight_lag) * ranks;
+  period_ = std::max<Ticks>(1, times(longest / microbatches_, numbers.period));
   group_ = numbers.group;
   step_ = period_ - times(period_, numbers.bunch);
   group_step_ = group_ * period_ - (group_ - 1) * step_;
@@ -132,68 +199,8 @@ void Dispatcher::prepare(const Template& numbers) {
   reserves_ = numbers.reserves;
   backward_first_ = numbers.backward_first;
 
-  // The targets of microbatch 0. Stage s is on pass s / ranks; the k-th stage of the way back is on
-  // pass per_rank + k / ranks.
-  const auto delay = [&](int step, int first_pass) {
-    const int pass = std::min(first_pass + step / ranks, 2 * per_rank - 1);
-    return step % ranks == 0 ? times(unit, numbers.turn_delay[static_cast<size_t>(pass - 1)])
-                             : times(unit, numbers.pass_delay[static_cast<size_t>(pass)]);
-  };
-  Ticks target = 0;
-  for (int stage = 0; stage < stages; ++stage) {
-    const StageWork& one = problem_.work(stage);
-    if (stage > 0) {
-      const StageWork& previous = problem_.work(stage - 1);
-      target += previous.forward + previous.output_transfer + delay(stage, 0);
-    }
-    StageState& state = states_[state_of_[static_cast<size_t>(stage)]];
-    const int rank = problem_.placement.rank_of(stage);
-    const Memory limit = std::max<Memory>(0, ranks_[static_cast<size_t>(rank)].forward_limit);
-    const Memory most = state.memory == 0 ? problem_.num_microbatches : limit / state.memory;
-    state = {.memory = state.memory,
-             .input_memory = state.input_memory,
-             .key = state.key,
-             .stage = stage};
-    for (const Pass pass : {Pass::kForward, Pass::kInput}) {
-      state.arrivals[index_of(pass)] =
-          &arrivals_[(index_of(pass) * states_.size() + static_cast<size_t>(stage)) *
-                     microbatches_];
-    }
-    state.cap = problem_.num_microbatches;
-    if (numbers.cap_slope != Template::kNever) {
-      const int64_t left = int64_t{stages - stage} * numbers.cap_slope / per_rank;
-      state.cap = static_cast<int>(std::clamp<int64_t>((left + numbers.cap_offset) / Template::kOne,
-                                                       1, problem_.num_microbatches));
-    }
-    const int64_t wished =
-        (numbers.reserve_base + int64_t{numbers.reserve_slope} * rank) / Template::kOne;
-    state.reserve = static_cast<int>(std::clamp<int64_t>(std::min<int64_t>(wished, most / per_rank),
-                                                         1, problem_.num_microbatches));
-    state.forward_target = target;
-    state.order = {key(backward_first_ ? 2 * stages - stage : target, state, Pass::kForward), 0};
-    if (stage == 0) {
-      std::fill_n(state.arrivals[index_of(Pass::kForward)], microbatches_,
-                  key(0, state, Pass::kForward));
-      state.sent[index_of(Pass::kForward)] = problem_.num_microbatches;
-    }
-    state.arrival = {kNone, kNone};
-    update_arrival(&state, Pass::kForward);
-    if (stage + 1 == stages)
-      target += one.forward + times(unit, numbers.turn_delay[static_cast<size_t>(per_rank - 1)]);
-  }
-  for (int stage = stages - 1; stage >= 0; --stage) {
-    if (stage + 1 < stages) {
-      const StageWork& next = problem_.work(stage + 1);
-      target += next.backward_input + next.gradient_transfer - problem_.work(stage).recomputation +
-                delay(stages - 1 - stage, per_rank);
-    }
-    StageState& state = states_[state_of_[static_cast<size_t>(stage)]];
-    state.order[index_of(Pass::kInput)] =
-        key(backward_first_ ? stages - stage : target, state, Pass::kInput);
-    const Ticks end = target + problem_.work(stage).backward_input;
-    state.next_weight =
-        problem_.splits_backward ? key(end + weight_lag, state, Pass::kWeight) : kNone;
-  }
+  for (int first = 0; first < problem_.num_instances(); first += problem_.num_stages())
+    prepare_replica(numbers, first, unit);
 
   queue_.clear();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -210,7 +217,7 @@ void Dispatcher::prepare(const Template& numbers) {
 [[gnu::always_inline]] inline Memory Dispatcher::reserved(const RankState& rank, size_t at) const {
   Memory memory = 0;
   const auto forwards_left = [&](const StageState& other) {
-    return problem_.num_microbatches - other.started[index_of(Pass::kForward)];
+    return microbatches_ - other.started[index_of(Pass::kForward)];
   };
   const auto reserve = [&](const StageState& other) {
     const int missing = std::max(other.reserve - other.in_flight(), 0);
@@ -406,8 +413,10 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
 
 std::optional<Ticks> Dispatcher::run(const Template& numbers, Ticks most) {
   prepare(numbers);
-  queue_.set(problem_.placement.rank_of(0), 0);
-  const size_t total = (problem_.splits_backward ? 3 : 2) * states_.size() * microbatches_;
+  for (int first = 0; first < problem_.num_instances(); first += problem_.num_stages())
+    queue_.set(problem_.placement.rank_of_instance(first), 0);
+  const size_t total =
+      (problem_.splits_backward ? 3 : 2) * states_.size() * static_cast<size_t>(microbatches_);
   while (!queue_.empty()) {
     const Ticks now = queue_.time();
     const int index = queue_.rank();

@@ -150,6 +150,7 @@ class Dispatcher {
   };
 
   void prepare(const Template& numbers);
+  void prepare_replica(const Template& numbers, int first, Ticks unit);
   Memory reserved(const RankState& rank, size_t at) const;
   // The key of what `rank` starts at `now`; kNone if nothing, and *wake becomes the time of its
   // next input.
@@ -181,11 +182,11 @@ class Dispatcher {
   Ticks step_after(int microbatch) const {
     return group_ == 1 || (microbatch + 1) % group_ == 0 ? group_step_ : step_;
   }
-  Ticks time_of(Letter letter, int microbatch) const;
+  Ticks time_of(Letter letter, int k) const;
 
   const Problem& problem_;
   std::vector<LetterInfo> letters_;
-  size_t microbatches_;
+  int microbatches_;                // that each stage runs
   std::vector<StageState> states_;  // by rank, stages ascending
   std::vector<size_t> state_of_;    // by stage
   std::vector<RankState> ranks_;

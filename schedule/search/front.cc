@@ -54,6 +54,17 @@ ir::Placement named_placement(std::string_view name, int ranks, int stages) {
                                       : ir::Placement::loop(ranks, stages);
 }
 
+ir::Placement both_ways(const ir::Placement& placement, int num_microbatches, int slices) {
+  const auto require_even = [](std::string_view what, int number) {
+    if (number % 2 != 0)
+      throw std::invalid_argument(
+          fmt::format("replicas 2: expected an even number of {}, got {}", what, number));
+  };
+  require_even("ranks", placement.num_ranks());
+  require_even("microbatches", num_microbatches);
+  return ir::Placement::both_ways(placement, num_microbatches / 2 * slices);
+}
+
 namespace {
 
 constexpr int kLevels = 8, kLeastLevel = 2;

@@ -16,7 +16,7 @@
 //   v      back and forth over the ranks; a multiple of P stages, at least 2P
 //   wave   a v that goes back and forth at least twice; a multiple of 2P stages, at least 4P
 //
-// Pure functions; any thread. Both throw std::invalid_argument for another name.
+// Pure functions; any thread. Those that take a name throw std::invalid_argument for another one.
 
 namespace pipewright::schedule::search {
 
@@ -25,6 +25,11 @@ int default_stages_per_rank(std::string_view name);
 
 // Throws std::invalid_argument if the placement does not exist for this number of stages.
 ir::Placement named_placement(std::string_view name, int ranks, int stages);
+
+// Two replicas of the model in opposite directions (ir::Placement::both_ways), each of which runs
+// one half of the microbatches. Throws std::invalid_argument unless ranks and microbatches are
+// even.
+ir::Placement both_ways(const ir::Placement& placement, int num_microbatches, int slices);
 
 // What each placement makes of each amount of memory: the search over several placements.
 

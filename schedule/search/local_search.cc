@@ -34,7 +34,7 @@ constexpr size_t kMostChanges = 4;      // of one move, per node
 LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
     : problem_(problem),
       random_(seed),
-      microbatches_(static_cast<size_t>(problem.num_microbatches)) {
+      microbatches_(static_cast<size_t>(problem.runs_per_instance())) {
   const std::vector<LetterInfo> letters = letters_of(problem);
   nodes_.resize(letters.size() * microbatches_);
   ends_.resize(nodes_.size());

@@ -187,7 +187,7 @@ bool LocalSearch::make_random_moves() {
   if (kind < 15) {
     // The following instances of the letter too.
     const int instance = node - static_cast<Node>(info.letter * microbatches_);
-    const int count = std::min(random_.between(2, 8), problem_.num_microbatches - instance);
+    const int count = std::min(random_.between(2, 8), problem_.runs_per_instance() - instance);
     for (int k = 0; k < count && try_shift(head(node + k), distance);) ++k;
     return !moves_.empty() && fits();
   }

@@ -120,7 +120,8 @@ class Cutter {
 
 int brief_microbatches(const Problem& problem) {
   const int ranks = problem.num_ranks(), microbatches = problem.num_microbatches;
-  if (microbatches / kFewPerRank < ranks || !problem.microbatch_scale.empty() || problem.slices > 1)
+  if (microbatches / kFewPerRank < ranks || !problem.microbatch_scale.empty() ||
+      problem.slices > 1 || problem.placement.num_replicas() > 1)
     return microbatches;
   // What is left out is a multiple of 2 P, so of every k.
   return kLeastPerRank * ranks + (microbatches - kLeastPerRank * ranks) % (2 * ranks);

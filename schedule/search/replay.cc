@@ -10,7 +10,7 @@ namespace pipewright::schedule::search {
 
 Replay::Replay(const Problem& problem)
     : problem_(problem),
-      microbatches_(static_cast<size_t>(problem.num_microbatches)),
+      microbatches_(static_cast<size_t>(problem.runs_per_instance())),
       letters_(letters_of(problem)),
       ends_(letters_.size() * microbatches_),
       instances_(letters_.size()),
@@ -133,9 +133,10 @@ bool Replay::run(const Words& words) {
 
 Ticks Replay::busiest() const {
   std::vector<Ticks> busy(ranks_.size());
-  for (const LetterInfo& one : letters_) {
-    for (int microbatch = 0; microbatch < problem_.num_microbatches; ++microbatch)
-      busy[static_cast<size_t>(one.rank)] += problem_.scaled(one.time, microbatch);
+  for (Letter one = 0; one < letters_.size(); ++one) {
+    for (int k = 0; k < problem_.runs_per_instance(); ++k)
+      busy[static_cast<size_t>(letters_[one].rank)] +=
+          problem_.scaled(letters_[one].time, microbatch_of(problem_, one, k));
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) busy[rank] -= ranks_[rank].hidden;
   return *std::ranges::max_element(busy);

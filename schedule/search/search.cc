@@ -298,6 +298,11 @@ Bound search_choices(const SearchRequest& request, const SavingBackwards& both,
 
 SearchResult search_schedule(const SearchRequest& request) {
   const AllowedSaving allowed = allowed_in(request);
+  if (request.placement.num_replicas() > 1) {
+    PW_CHECK(2 * request.placement.instances().second_from == request.num_microbatches,
+             "both replicas run as many microbatches");
+    PW_CHECK(!allowed.recompute && !allowed.offload, "saving is chosen for one replica");
+  }
   if (!allowed.recompute && !allowed.offload) {
     const Backwards backwards = backwards_of(request);
     return *search(request, backwards, bound_of(request, backwards), {});

@@ -47,7 +47,8 @@ struct SearchProgress {
 enum class RobustBy { kMean, kPercentile95 };
 
 struct SearchRequest {
-  ir::Placement placement;  // of one replica of the model
+  // Two replicas run as many microbatches each.
+  ir::Placement placement;
   int num_microbatches = 0;
   Costs costs = {};
   MemoryBudget memory = {};
@@ -56,7 +57,8 @@ struct SearchRequest {
   bool splits_backward = true;
   // Let the search choose the stages that recompute (see Costs::recompute and checkpoint_bytes) or
   // offload (see Costs::offload_bytes and simulate/memory_model.h). The budget is that of each of:
-  // no stage, all stages that can in one way, and all other choices together.
+  // no stage, all stages that can in one way, and all other choices together. Not with two
+  // replicas.
   bool may_recompute = false, may_offload = false;
 
   int64_t evaluations = kDefaultEvaluations;  // budget, in evaluated actions: about 30 ns each

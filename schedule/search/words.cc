@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "pipewright/ir/check.h"
@@ -28,7 +29,8 @@ ActionKind kind_of(const Problem& problem, Pass pass) {
 // splits backwards.
 void append(const Problem& problem, ir::ActionPart part, Word* word) {
   const ActionKind kind = part.kind();
-  const auto add = [&](Pass pass) { word->push_back(letter(part.stage(), pass)); };
+  const int instance = problem.placement.instances().of(part.stage(), part.microbatch());
+  const auto add = [&](Pass pass) { word->push_back(letter(instance, pass)); };
   if (kind == ActionKind::kForward) add(Pass::kForward);
   if (ir::gives_input_gradient(kind)) add(Pass::kInput);
   if (ir::completes_backward(kind) && problem.splits_backward) add(Pass::kWeight);
@@ -39,26 +41,28 @@ bool has_earlier_pass(Letter a, Letter b) { return pass_of(a) < pass_of(b); }
 }  // namespace
 
 std::vector<LetterInfo> letters_of(const Problem& problem) {
-  const int stages = problem.num_stages();
+  const int stages = problem.num_instances();
   PW_CHECK(stages <= kMaxSearchStages, "a problem has at most kMaxSearchStages stages");
   std::vector<LetterInfo> letters(3 * static_cast<size_t>(stages));
   for (int stage = 0; stage < stages; ++stage) {
     const StageWork& work = problem.work(stage);
-    const int rank = problem.placement.rank_of(stage);
+    const int rank = problem.placement.rank_of_instance(stage);
+    const int of_model = problem.placement.stage_of_instance(stage);
+    const bool is_last = of_model + 1 == problem.num_stages();
     const auto number = [](int of, Pass pass) { return static_cast<int>(letter(of, pass)); };
     const int f = number(stage, Pass::kForward), i = number(stage, Pass::kInput);
     LetterInfo& forward = letters[letter(stage, Pass::kForward)];
     LetterInfo& input = letters[letter(stage, Pass::kInput)];
     forward = {.time = work.forward, .unlocks = i, .rank = rank};
     input = {.time = work.backward_input, .need = f, .rank = rank};
-    input.needs_last_slice = problem.slices > 1 && stage + 1 == stages;
+    input.needs_last_slice = problem.slices > 1 && is_last;
     letters[letter(stage, Pass::kWeight)] = {.time = work.backward_weight, .need = i, .rank = rank};
-    if (stage > 0) {
+    if (of_model > 0) {
       forward.need = number(stage - 1, Pass::kForward);
       forward.delay = problem.work(stage - 1).output_transfer;
       input.unlocks = number(stage - 1, Pass::kInput);
     }
-    if (stage + 1 < stages) {
+    if (!is_last) {
       forward.unlocks = number(stage + 1, Pass::kForward);
       input.need = number(stage + 1, Pass::kInput);
       input.delay = problem.work(stage + 1).gradient_transfer;
@@ -87,18 +91,24 @@ MemoryUse memory_use(const StageWork& work, Pass pass, bool is_whole) {
 
 Words one_at_a_time(const Problem& problem) {
   Words words(static_cast<size_t>(problem.num_ranks()));
-  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
-    Word& word = words[static_cast<size_t>(rank)];
-    const std::vector<int> stages = problem.placement.stages_of(rank);
-    for (int first = 0; first < problem.num_microbatches; first += problem.slices) {
-      for (int slice = 0; slice < problem.slices; ++slice)
-        for (const int stage : stages) word.push_back(letter(stage, Pass::kForward));
-      for (int slice = 0; slice < problem.slices; ++slice) {
-        for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
-          word.push_back(letter(*stage, Pass::kInput));
-          if (problem.splits_backward) word.push_back(letter(*stage, Pass::kWeight));
-        }
+  const auto append_one = [&](std::span<const int> stages, Word* word) {
+    for (int slice = 0; slice < problem.slices; ++slice)
+      for (const int stage : stages) word->push_back(letter(stage, Pass::kForward));
+    for (int slice = 0; slice < problem.slices; ++slice) {
+      for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
+        word->push_back(letter(*stage, Pass::kInput));
+        if (problem.splits_backward) word->push_back(letter(*stage, Pass::kWeight));
       }
+    }
+  };
+  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
+    const std::vector<int> all = problem.placement.instances_of(rank);
+    // The replicas in turn.
+    const auto second = std::ranges::lower_bound(all, problem.num_stages());
+    for (int first = 0; first < problem.runs_per_instance(); first += problem.slices) {
+      for (const std::span<const int> stages :
+           {std::span(all.begin(), second), {second, all.end()}})
+        append_one(stages, &words[static_cast<size_t>(rank)]);
     }
   }
   return words;
@@ -106,7 +116,7 @@ Words one_at_a_time(const Problem& problem) {
 
 std::vector<Memory> least_memory(const Problem& problem) {
   Problem one = problem;
-  one.num_microbatches = problem.slices;
+  one.num_microbatches = problem.slices * problem.placement.num_replicas();
   return peak_memory(one, one_at_a_time(one));
 }
 
@@ -140,7 +150,7 @@ bool has_compound(const Words& words) {
 
 Words joined(const Problem& problem, const Words& words) {
   Words result;
-  std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
+  std::vector<int> instances(3 * static_cast<size_t>(problem.num_instances()));
   for (const Word& from : words) {
     Word& word = result.emplace_back();
     bool is_alone = false;  // the last letter of `word`
@@ -150,7 +160,8 @@ Words joined(const Problem& problem, const Words& words) {
       if (is_alone && size == 1) {
         const auto [forward, input] = std::minmax({word.back(), from[k]}, has_earlier_pass);
         if (pass_of(forward) == Pass::kForward && pass_of(input) == Pass::kInput &&
-            instances[forward] - 1 != problem.backward_at(instances[input] - 1)) {
+            microbatch_of(problem, forward, instances[forward] - 1) !=
+                microbatch_of(problem, input, instances[input] - 1)) {
           word.back() = forward | kTogether;
           word.push_back(input);
           is_alone = false;
@@ -172,9 +183,9 @@ ir::ComputeOrder order_of(const Problem& problem, const Words& words, std::strin
   order.slices = problem.slices;
   order.recompute = problem.saving.recompute;
   order.offload = problem.saving.offload;
-  std::vector<int> instances(3 * static_cast<size_t>(problem.num_stages()));
+  std::vector<int> instances(3 * static_cast<size_t>(problem.num_instances()));
   const auto part_of = [&](Letter one, ActionKind kind) {
-    return ir::ActionPart(kind, stage_of(one),
+    return ir::ActionPart(kind, problem.placement.stage_of_instance(stage_of(one)),
                           microbatch_of(problem, one, instances[plain(one)]++));
   };
   for (const Word& word : words) {

@@ -14,6 +14,9 @@
 //
 //   rank 0 of 2, 4 microbatches   0F 0F 0I 0F 0I 0W 0F 0I 0W 0W 0I 0W
 //
+// With two replicas of the model, `stage` is the number of an instance (ir::Placement), and the
+// k-th time is the k-th microbatch of its replica. Below, a stage means an instance.
+//
 // A step is what a rank runs at one time: a letter alone, or a compound. A compound is an F and an
 // I, or an F and a whole backward (F, I, W, with I and W of one microbatch), in this order; each of
 // its letters but the last is marked `together` with the next one, here by a +.
@@ -53,7 +56,8 @@ constexpr Pass pass_of(Letter letter) { return static_cast<Pass>(plain(letter) %
 
 // The microbatch of the k-th time that a letter occurs.
 inline int microbatch_of(const Problem& problem, Letter letter, int k) {
-  return pass_of(letter) == Pass::kForward ? k : problem.backward_at(k);
+  return problem.placement.microbatch_of_instance(stage_of(letter)) +
+         (pass_of(letter) == Pass::kForward ? k : problem.backward_at(k));
 }
 
 // How many letters the step has that begins here.
@@ -84,7 +88,7 @@ inline Ticks delay_of(const Problem& problem, const LetterInfo& info, Letter let
   return info.lead == 0 ? info.delay
                         : info.delay - problem.scaled(info.lead, microbatch_of(problem, letter, k));
 }
-// One entry per letter of the problem: 3 * num_stages.
+// One entry per letter of the problem: 3 * num_instances.
 std::vector<LetterInfo> letters_of(const Problem& problem);
 
 // What a letter does to the memory of its rank.

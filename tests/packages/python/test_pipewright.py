@@ -66,6 +66,17 @@ class ScheduleTest(unittest.TestCase):
         self.assertEqual(pw.read("0F0,0B0\n").rows, [["0F0", "0B0"]])
         self.assertEqual(program.compute_order().lower(receives="latest"), program)
 
+    def test_a_search_of_replicas(self):
+        found = pw.search(ranks=2, microbatches=4, replicas=2, budget="small")
+        self.assertEqual(found.schedule.replica_ranks, [[0, 1], [1, 0]])
+        self.assertLessEqual(found.cost, pw.make("Chimera", ranks=2, microbatches=4).simulate().cost)
+        for arguments, message in (
+                ({"ranks": 3}, "replicas 2: expected an even number of ranks, got 3"),
+                ({"replicas": 3}, "replicas: expected 1 or 2, got 3"),
+                ({"placement": "free"}, "replicas cannot be used with layers, recompute, offload or placement free")):
+            with self.assertRaisesRegex(ValueError, message):
+                pw.search(**{"ranks": 2, "microbatches": 4, "replicas": 2} | arguments)
+
     def test_replicas(self):
         order = pw.make("DualPipe", ranks=4, microbatches=12)
         self.assertEqual(order.replica_ranks, [[0, 1, 2, 3], [3, 2, 1, 0]])
