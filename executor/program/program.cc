@@ -68,17 +68,10 @@ std::vector<PlannedCopy> plan_copies(const ir::Program& program, int rank) {
   const schedule::Costs costs = schedule::offloading(
       {.offload = 1, .reload = 1, .offload_bytes = 1}, program.offload, num_stages);
   const schedule::CopyPlan plan(program, costs);
-  const auto index = static_cast<size_t>(rank);
   std::vector<PlannedCopy> copies;
-  for (const schedule::Copy& copy : plan.of(index).copies) {
-    for (const ir::ActionPart part : program.rows[index][copy.step].parts()) {
-      const bool is_its =
-          part.stage() == copy.stage && (part.kind() == ActionKind::kForward) != copy.is_reload;
-      if (is_its)
-        copies.push_back(
-            {copy.is_reload, copy.stage, part.microbatch(), static_cast<int>(copy.posted_before)});
-    }
-  }
+  for (const schedule::Copy& copy : plan.of(static_cast<size_t>(rank)).copies)
+    copies.push_back(
+        {copy.is_reload, copy.stage, copy.microbatch, static_cast<int>(copy.posted_before)});
   return copies;
 }
 

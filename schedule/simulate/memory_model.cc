@@ -34,6 +34,7 @@ class RowPlan {
       const Trip& trip = trips_[number];
       placed.emplace_back(trip.forward + 1, Copy{.is_reload = false,
                                                  .stage = trip.stage,
+                                                 .microbatch = trip.microbatch,
                                                  .posted_before = steps_[trip.forward + 1],
                                                  .step = steps_[trip.forward],
                                                  .trip = number,
@@ -43,6 +44,7 @@ class RowPlan {
       const Trip& trip = trips_[number];
       placed.emplace_back(trip.place, Copy{.is_reload = true,
                                            .stage = trip.stage,
+                                           .microbatch = trip.microbatch,
                                            .posted_before = steps_[trip.place],
                                            .step = steps_[trip.backward],
                                            .trip = number,
@@ -61,7 +63,7 @@ class RowPlan {
  private:
   // The way of an activation to the host and back.
   struct Trip {
-    int stage;
+    int stage, microbatch;
     size_t forward, backward;  // computes
     size_t place = 0;          // the compute before which the copy back is posted
   };
@@ -74,7 +76,7 @@ class RowPlan {
     if (!ir::gives_input_gradient(part.kind())) return;
     const auto forward = forwards_.find(key);
     if (forward == forwards_.end() || forward->second == steps_.size()) return;
-    trips_.push_back({part.stage(), forward->second, steps_.size()});
+    trips_.push_back({part.stage(), part.microbatch(), forward->second, steps_.size()});
     forwards_.erase(forward);
   }
 

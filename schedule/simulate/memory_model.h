@@ -37,7 +37,7 @@ namespace pipewright::schedule {
 // A copy of one microbatch's activation of one stage.
 struct Copy {
   bool is_reload = false;  // back from the host; otherwise to it
-  int stage = 0;
+  int stage = 0, microbatch = 0;
   size_t posted_before = 0;  // step of the compute that it is posted just before
   size_t step = 0;           // of the F before a copy to the host, of the B or I after one back
   size_t trip = 0;           // its activation: that of the other copy, too
