@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipewright/ir/action.h"
 #include "pipewright/ir/schedule.h"
 
 namespace pipewright::ir {
@@ -24,9 +26,27 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
+// Where a device works: on the first or the second of its compute streams, or on a copy to the host
+// or back.
+enum class WorkTrack : uint32_t { kCompute1, kCompute2, kToHost, kToDevice };
+inline constexpr std::string_view kWorkTracks[] = {"compute 1", "compute 2", "to host",
+                                                   "to device"};
+constexpr std::string_view name(WorkTrack track) { return kWorkTracks[static_cast<size_t>(track)]; }
+
+// Work of a rank that is not an action of its own: the part of an action that used the second
+// compute stream, and the one that ran beside it on the first; or a copy of what a forward saved.
+struct Work {
+  uint32_t rank = 0;
+  WorkTrack track = WorkTrack::kCompute1;
+  ActionPart part = {};  // of a copy: the F that saved it
+  Interval time = {};
+
+  friend bool operator==(const Work&, const Work&) = default;
+};
+
 // When each action of a schedule ran, either predicted by the simulator or measured by the
-// executor: one interval per cell of the schedule's rows. All times have one unit and one origin. A
-// plain value.
+// executor: one interval per cell of the schedule's rows, and the work beside them. All times have
+// one unit and one origin. A plain value.
 //
 // A SEND lasts while its tensor is in transit. A RECV lasts from the moment that it takes part in
 // the transfer until the tensor has arrived.
@@ -62,11 +82,24 @@ class Timeline {
   const Interval& operator[](size_t index) const { return intervals_[index]; }
   Interval& operator[](size_t index) { return intervals_[index]; }
 
+  // In no particular order. The parts of compounds are measured, never predicted.
+  const std::vector<Work>& work() const { return work_; }
+  void add(const Work& work) { work_.push_back(work); }
+
+  // Replaces every time by `function` of it.
+  template <typename Function>
+  void change_times(const Function& function) {
+    const auto change = [&](Interval& one) { one = {function(one.start), function(one.end)}; };
+    for (Interval& interval : intervals_) change(interval);
+    for (Work& work : work_) change(work.time);
+  }
+
   friend bool operator==(const Timeline&, const Timeline&) = default;
 
  private:
   std::vector<size_t> first_of_rank_;  // index of each rank's first cell, then size()
   std::vector<Interval> intervals_;
+  std::vector<Work> work_;
 };
 
 // From the first start to the last end of the actions of a schedule: its duration is the makespan.
@@ -115,9 +148,7 @@ inline std::optional<double> seconds_per(std::string_view unit) {
 // A recording from times in seconds, as executor::Executor::recording() returns them: in
 // milliseconds, rounded to nanoseconds, which is all that a clock can tell.
 inline Recording recording_of_seconds(Timeline timeline) {
-  const auto milliseconds = [](double seconds) { return std::round(seconds * 1e9) / 1e6; };
-  for (size_t cell = 0; cell < timeline.size(); ++cell)
-    timeline[cell] = {milliseconds(timeline[cell].start), milliseconds(timeline[cell].end)};
+  timeline.change_times([](double seconds) { return std::round(seconds * 1e9) / 1e6; });
   return {"ms", std::move(timeline)};
 }
 

@@ -13,7 +13,8 @@ namespace pipewright::ir {
 
 // Reads the value of the key `recording` of a schedule as JSON:
 //
-//   {"unit": "ms", "times": [[[0, 1.5], [1.5, 4.25]], [null, [1.5, 3]]]}
+//   {"unit": "ms", "times": [[[0, 1.5], [1.5, 4.25]], [null, [1.5, 3]]],
+//    "work": [[0, "to host", "0F0", 1.5, 2]]}
 //
 // The reader of the schedule forwards the events of that object. Include it in .cc files only.
 class RecordingReader : public JsonEvents {
@@ -34,18 +35,27 @@ class RecordingReader : public JsonEvents {
   std::optional<Recording> finish(const Rows& rows) const;
 
  private:
-  enum class In { kOutside, kObject, kTimes, kRank, kInterval };
+  enum class In { kOutside, kObject, kTimes, kRank, kInterval, kWorkList, kWork };
 
   struct Rank {
     Place place;
     std::vector<Interval> intervals;  // kNull for null
   };
   static constexpr Interval kNull = {0, -1};
+  struct PlacedWork {
+    Place place;
+    size_t num_values = 0;
+    double rank = 0;
+    Work work = {};
+  };
 
   void end_interval();
+  void work_value(JsonKind kind, const std::string& text, const Place& place);
+  void end_work();
   void wrong_type(JsonKind kind, const Place& place);
   bool missing(std::string_view key) const;
   bool fits(const Rows& rows) const;
+  bool work_fits(const Rows& rows) const;
 
   JsonCursor& cursor_;
   Diagnostics& diagnostics_;
@@ -54,6 +64,7 @@ class RecordingReader : public JsonEvents {
   Place key_place_, place_, interval_place_;
   std::optional<std::string> unit_;
   std::optional<std::vector<Rank>> ranks_;
+  std::optional<std::vector<PlacedWork>> work_;
   std::vector<double> numbers_;  // of the interval that is being read
 };
 

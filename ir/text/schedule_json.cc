@@ -403,7 +403,13 @@ void print_recording(const Rows& rows, const Recording& recording, std::ostream&
     }
     out << text << "]";
   }
-  out << "\n    ]\n  }";
+  out << "\n    ]";
+  for (bool first = true; const Work& work : recording.timeline.work()) {
+    out << (std::exchange(first, false) ? ",\n    \"work\": [" : ",")
+        << fmt::format("\n      [{}, \"{}\", \"{}\", {}, {}]", work.rank, name(work.track),
+                       to_string(work.part), work.time.start, work.time.end);
+  }
+  out << (recording.timeline.work().empty() ? "\n  }" : "\n    ]\n  }");
 }
 
 void print(const AnySchedule& any, const Recording* recording, std::ostream& out) {

@@ -51,7 +51,29 @@ TEST(RecordingTest, RoundTrips) {
   EXPECT_EQ(schedule_of(again->schedule), schedule_of(parsed->schedule));
 }
 
+TEST(RecordingTest, WorkBesideTheActionsRoundTrips) {
+  const Source source = file_with(
+      "{\"unit\": \"ms\", \"times\": [[[0, 1], null, [1, 4]]], \"work\": ["
+      "[0, \"to host\", \"0F0\", 1, 1.25], [0, \"compute 2\", \"0B0\", 1.5, 3]]}");
+  Diagnostics diagnostics;
+  const auto parsed = parse_json(source, &diagnostics);
+  ASSERT_TRUE(parsed && parsed->recording) << render(diagnostics, &source, {});
+  const std::vector<Work> expected = {
+      {0, WorkTrack::kToHost, ActionPart(ActionKind::kForward, 0, 0), {1, 1.25}},
+      {0, WorkTrack::kCompute2, ActionPart(ActionKind::kBackward, 0, 0), {1.5, 3}}};
+  EXPECT_EQ(parsed->recording->timeline.work(), expected);
+  std::ostringstream printed;
+  print_json(parsed->schedule, *parsed->recording, printed);
+  const auto again = parse_json({"again.json", printed.str()}, &diagnostics);
+  ASSERT_TRUE(again) << printed.str();
+  EXPECT_EQ(again->recording, parsed->recording);
+}
+
 TEST(RecordingTest, WhatIsWrongIsSaidOnce) {
+  const auto work = [](const std::string& value) {
+    return first_error("{\"unit\": \"s\", \"times\": [[[0, 1], null, [1, 2]]], \"work\": " + value +
+                       "}");
+  };
   const auto times = [](const std::string& value) {
     return first_error("{\"unit\": \"s\", \"times\": " + value + "}");
   };
@@ -89,6 +111,33 @@ TEST(RecordingTest, WhatIsWrongIsSaidOnce) {
        "PW091 `recording`: expected [start, end], or null for an idle slot, got a number"},
       {times("[0]"), "PW091 `recording`: expected an array for each rank, got a number"},
       {times("{}"), "PW091 `recording`: expected an array, got an object"},
+      {work("3"), "PW091 `recording`: expected an array, got a number"},
+      {work("[3]"), "PW091 `recording`: expected [rank, track, action, start, end], got a number"},
+      {work("[[0, \"to host\", \"0F0\", 1]]"),
+       "PW089 `recording`: work 0: expected [rank, track, action, start, end], got 4 values"},
+      {work("[[0, \"to host\", \"0F0\", 1, 2, 3]]"),
+       "PW089 `recording`: work 0: expected [rank, track, action, start, end], got 6 values"},
+      {work("[[\"0\", \"to host\", \"0F0\", 1, 2]]"),
+       "PW091 `recording`: expected a number, got a string"},
+      {work("[[0, 1, \"0F0\", 1, 2]]"), "PW091 `recording`: expected a string, got a number"},
+      {work("[[0, [], \"0F0\", 1, 2]]"), "PW091 `recording`: expected a string, got an array"},
+      {work("[[0, \"to disk\", \"0F0\", 1, 2]]"),
+       "PW089 `recording`: work 0: expected compute 1, compute 2, to host, to device, got `to "
+       "disk`"},
+      {work("[[0, \"to host\", \"0SEND_F0\", 1, 2]]"),
+       "PW089 `recording`: work 0: expected F, B, I or W of a microbatch, got `0SEND_F0`"},
+      {work("[[0, \"to host\", \"F0\", 1, 2]]"),
+       "PW089 `recording`: work 0: expected F, B, I or W of a microbatch, got `F0`"},
+      {work("[[0, \"to host\", \"0F0\", 2, 1]]"),
+       "PW089 `recording`: work 0: expected an end that is not before the start, got 2 to 1"},
+      {work("[[0, \"to host\", \"0F0\", -1, 1]]"),
+       "PW089 `recording`: work 0: expected times from 0 to 1e+18, got -1 to 1"},
+      {work("[[1, \"to host\", \"0F0\", 1, 2]]"),
+       "PW089 `recording`: work 0: expected a rank from 0 to 0, got 1"},
+      {work("[[0.5, \"to host\", \"0F0\", 1, 2]]"),
+       "PW089 `recording`: work 0: expected a rank from 0 to 0, got 0.5"},
+      {work("[[0, \"to host\", \"0F1\", 1, 2]]"),
+       "PW089 `recording`: work 0: expected an action of rank 0, got `0F1`"},
   };
   for (const auto& [found, expected] : kErrors) EXPECT_EQ(found, expected);
 }
@@ -96,9 +145,11 @@ TEST(RecordingTest, WhatIsWrongIsSaidOnce) {
 TEST(RecordingTest, SecondsAreStoredInMilliseconds) {
   Timeline timeline(Rows{{Action(ActionKind::kForward, 0, 0)}});
   timeline.at(0, 0) = {0.0010000004, 1.5};
+  timeline.add({0, WorkTrack::kToHost, ActionPart(ActionKind::kForward, 0, 0), {1.5, 2}});
   const Recording recording = recording_of_seconds(timeline);
   EXPECT_EQ(recording.unit, "ms");
   EXPECT_EQ(recording.timeline.at(0, 0), (Interval{1, 1500}));
+  EXPECT_EQ(recording.timeline.work()[0].time, (Interval{1500, 2000}));
 }
 
 TEST(RecordingTest, AScheduleIsToldFromCosts) {
