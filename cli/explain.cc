@@ -15,7 +15,6 @@
 #include "pipewright/cli/run.h"
 #include "pipewright/ir/diagnostic.h"
 #include "pipewright/ir/text/action_text.h"
-#include "pipewright/schedule/simulate/memory_model.h"
 #include "pipewright/schedule/simulate/simulate.h"
 
 namespace pipewright::cli {
@@ -154,16 +153,17 @@ class CellExplanation {
   }
 
   // The copy back from the host that a backward waits for.
-  void print_copy(const ir::Timeline::Cell& cell, double start) {
-    const schedule::CopyPlan plan(schedule_, simulation_.costs);
-    const std::vector<schedule::Copy> copies = schedule::copies_in(
-        schedule_, plan, simulation_.timeline, cell.rank, schedule_.rows[cell.rank].size());
-    for (const schedule::Copy& copy : copies) {
-      if (!copy.is_reload || copy.step != cell.step) continue;
-      const bool decides =
-          copy.time.end >= start - ir::kTimeTolerance * simulation_.report.makespan;
-      out_ << fmt::format("waits for its activation's copy back: ends at {}{}\n",
-                          number_text(copy.time.end), decides ? ", which decides" : "");
+  void print_copy(const ir::Action& action, double start) {
+    for (const ir::ActionPart part : action.parts()) {
+      if (!ir::gives_input_gradient(part.kind())) continue;
+      const ir::ActionPart forward(ir::ActionKind::kForward, part.stage(), part.microbatch());
+      for (const ir::Work& copy : simulation_.timeline.work()) {
+        if (copy.track != ir::WorkTrack::kToDevice || copy.part != forward) continue;
+        const bool decides =
+            copy.time.end >= start - ir::kTimeTolerance * simulation_.report.makespan;
+        out_ << fmt::format("waits for its activation's copy back: ends at {}{}\n",
+                            number_text(copy.time.end), decides ? ", which decides" : "");
+      }
     }
   }
 
@@ -191,7 +191,7 @@ class CellExplanation {
           lead > 0 ? fmt::format(", recomputes for {} before", number_text(lead)) : "",
           decides ? ", which decides" : "");
     }
-    print_copy(cell, interval.start);
+    print_copy(action, interval.start);
   }
 
   void print_after(uint32_t number) {

@@ -147,6 +147,7 @@ void drop_communication(const ir::Rows& rows, ir::Timeline* timeline) {
   for (ir::Row& row : computes)
     std::erase_if(row, [](const ir::Action& action) { return !ir::is_compute(action.kind()); });
   ir::Timeline left(computes);
+  for (const ir::Work& work : timeline->work()) left.add(work);
   size_t next = 0, cell = 0;
   for (const ir::Row& row : rows) {
     for (const ir::Action& action : row) {

@@ -67,11 +67,27 @@ bool check_memory(const ir::Schedule& schedule, const Problem& problem, const Co
   return diagnostics->total() == before;
 }
 
-ir::Timeline timeline_of(const ir::AnySchedule& schedule, const Costs& costs) {
+ir::Timeline times_of(const ir::AnySchedule& schedule, const Costs& costs) {
   if (const auto* order = std::get_if<ir::ComputeOrder>(&schedule)) return simulate(*order, costs);
   const auto& program = std::get<ir::Program>(schedule);
   const VerifyOptions options = options_of(program.lowering);
   return simulate(program, options.channels, options.capacity, costs);
+}
+
+// simulate(), with the copies of stages that offload.
+ir::Timeline timeline_of(const ir::AnySchedule& any, const Costs& costs) {
+  const ir::Schedule& schedule = ir::schedule_of(any);
+  ir::Timeline timeline = times_of(any, costs);
+  const CopyPlan plan(schedule, costs);
+  for (size_t rank = 0; rank < schedule.rows.size(); ++rank) {
+    const ir::Row& row = schedule.rows[rank];
+    for (const Copy& copy : copies_in(schedule, plan, timeline, rank, row.size()))
+      timeline.add({static_cast<uint32_t>(rank),
+                    copy.is_reload ? ir::WorkTrack::kToDevice : ir::WorkTrack::kToHost,
+                    {ir::ActionKind::kForward, copy.stage, copy.microbatch},
+                    copy.time});
+  }
+  return timeline;
 }
 
 }  // namespace
@@ -179,8 +195,7 @@ SimulateResult recorded_run(const CompileResult& compiled, const SimulateRequest
   if (unit == recording.unit) return run(compiled, in_unit, &recording.timeline);
   const double factor = *ir::seconds_per(recording.unit) / *seconds;
   ir::Timeline timeline = recording.timeline;
-  for (size_t cell = 0; cell < timeline.size(); ++cell)
-    timeline[cell] = {timeline[cell].start * factor, timeline[cell].end * factor};
+  timeline.change_times([&](double time) { return time * factor; });
   return run(compiled, in_unit, &timeline);
 }
 
