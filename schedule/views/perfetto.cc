@@ -7,6 +7,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -83,6 +85,7 @@ class PerfettoWriter {
         timeline_(timeline),
         standstill_(standstill),
         tracks_(schedule, timeline, standstill),
+        work_(sorted_work(timeline)),
         unit_(1000 * microseconds_per_unit(costs.unit)),
         out_(out) {}
 
@@ -92,6 +95,12 @@ class PerfettoWriter {
     describe_tracks();
     find_flows();
     for (size_t index = 0; index < tracks_.tracks().size(); ++index) print_slices(index);
+    for (const ir::Work& work : work_) {
+      print_slice(work.time, slices(work),
+                  Message()
+                      .text(event::kCategories, ir::name(work.track))
+                      .text(event::kName, ir::to_string(work.part)));
+    }
     for (size_t rank = 0; rank < schedule_.rows.size(); ++rank) print_counters(rank);
     if (standstill_ != nullptr) print_stops();
   }
@@ -99,13 +108,17 @@ class PerfettoWriter {
  private:
   enum Counter { kActivations, kBytes, kNumCounters };
 
-  // Numbers of tracks: of processes, then of counters, then of slices.
+  // Numbers of tracks: of processes, then of counters, of actions, and of work beside them.
   uint64_t process(size_t rank) const { return 1 + rank; }
   uint64_t counter(size_t rank, Counter counter) const {
     return 1 + schedule_.rows.size() * (1 + static_cast<size_t>(counter)) + rank;
   }
   uint64_t slices(size_t index) const {
     return 1 + schedule_.rows.size() * (1 + kNumCounters) + index;
+  }
+  uint64_t slices(const ir::Work& work) const {
+    return slices(tracks_.tracks().size()) + work.rank * std::size(ir::kWorkTracks) +
+           static_cast<uint64_t>(work.track);
   }
 
   void print_packet(Message& packet) {
@@ -147,6 +160,16 @@ class PerfettoWriter {
                       .number(track::kParent, process(one.rank))
                       .number(track::kRank, static_cast<uint64_t>(one.kind)));
     }
+    std::optional<uint64_t> described;
+    for (const ir::Work& work : work_) {
+      if (described == slices(work)) continue;
+      described = slices(work);
+      print_track(Message()
+                      .number(track::kUuid, *described)
+                      .text(track::kName, ir::name(work.track))
+                      .number(track::kParent, process(work.rank))
+                      .number(track::kRank, kNumTrackKinds + static_cast<uint64_t>(work.track)));
+    }
   }
 
   // The k-th SEND of each ordered pair of ranks and its k-th RECV have one number, from 1.
@@ -183,9 +206,12 @@ class PerfettoWriter {
           .message(event::kNotes, note("step").number(4, step));
       if (const uint64_t flow = flows_[timeline_.index(one.rank, step)]; flow > 0)
         begin.fixed(one.kind == TrackKind::kSend ? event::kFlows : event::kEndingFlows, flow);
-      print_event(interval.start, kBegin, slices(index), begin);
-      print_event(interval.end, kEnd, slices(index), {});
+      print_slice(interval, slices(index), begin);
     }
+  }
+  void print_slice(const ir::Interval& interval, uint64_t on, const Message& begin) {
+    print_event(interval.start, kBegin, on, begin);
+    print_event(interval.end, kEnd, on, {});
   }
 
   void print_counters(size_t rank) {
@@ -218,6 +244,7 @@ class PerfettoWriter {
   const ir::Timeline& timeline_;
   const Standstill* standstill_;
   const TraceTracks tracks_;
+  const std::vector<ir::Work> work_;
   const double unit_;  // in nanoseconds
   std::ostream& out_;
   std::vector<uint64_t> flows_;  // by cell; 0: none

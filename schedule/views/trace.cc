@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "pipewright/ir/dependencies.h"
@@ -16,6 +19,7 @@
 namespace pipewright::schedule {
 namespace {
 
+constexpr int kFirstWorkTrack = 1 << 20;  // TraceTracks has lower numbers
 constexpr std::string_view kNames[] = {"compute", "send", "receive", "data-parallel"};
 
 TrackKind kind_of(const ir::Action& action) {
@@ -71,6 +75,14 @@ TraceTracks::TraceTracks(const ir::Schedule& schedule, const ir::Timeline& timel
   }
 }
 
+std::vector<ir::Work> sorted_work(const ir::Timeline& timeline) {
+  std::vector<ir::Work> sorted = timeline.work();
+  std::ranges::sort(sorted, {}, [](const ir::Work& work) {
+    return std::tuple(work.rank, work.track, work.time.start);
+  });
+  return sorted;
+}
+
 namespace {
 
 using ir::Action;
@@ -95,6 +107,7 @@ class TraceWriter {
       print_actions(rank);
       print_counters(rank);
     }
+    print_work();
     print_flows();
     if (standstill_ != nullptr) print_stops();
     out_ << "\n]}\n";
@@ -113,12 +126,14 @@ class TraceWriter {
         "\"rank {0}\"}}",
         rank));
     for (const TraceTracks::Track& track : tracks_.tracks()) {
-      if (track.rank != rank) continue;
-      event(
-          fmt::format("\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": {}, \"tid\": {}, "
-                      "\"args\": {{\"name\": \"{}\"}}",
-                      rank, track.number(), track.name()));
+      if (track.rank == rank) print_track(rank, track.number(), track.name());
     }
+  }
+  void print_track(size_t rank, int number, std::string_view name) {
+    event(
+        fmt::format("\"ph\": \"M\", \"name\": \"thread_name\", \"pid\": {}, \"tid\": {}, "
+                    "\"args\": {{\"name\": \"{}\"}}",
+                    rank, number, name));
   }
 
   void print_actions(size_t rank) {
@@ -132,6 +147,22 @@ class TraceWriter {
                       "\"ts\": {}, \"dur\": {}, \"args\": {{\"step\": {}}}",
                       ir::to_string(action), name(track.kind), rank, track.number(),
                       time(interval.start), time(interval.duration()), step));
+    }
+  }
+
+  // On tracks after those of actions.
+  void print_work() {
+    std::optional<std::pair<uint32_t, ir::WorkTrack>> named;
+    for (const ir::Work& work : sorted_work(timeline_)) {
+      const int number = kFirstWorkTrack + static_cast<int>(work.track);
+      const std::pair track(work.rank, work.track);
+      if (named != track) print_track(work.rank, number, ir::name(work.track));
+      named = track;
+      event(
+          fmt::format("\"ph\": \"X\", \"name\": \"{}\", \"cat\": \"{}\", \"pid\": {}, \"tid\": {}, "
+                      "\"ts\": {}, \"dur\": {}",
+                      ir::to_string(work.part), ir::name(work.track), work.rank, number,
+                      time(work.time.start), time(work.time.duration())));
     }
   }
 

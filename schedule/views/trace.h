@@ -54,13 +54,16 @@ class TraceTracks {
   std::vector<std::vector<int>> track_of_;  // by rank and step; -1: does not run
 };
 
+// The work beside the actions, by rank, track and start.
+std::vector<ir::Work> sorted_work(const ir::Timeline& timeline);
+
 // Prints a timeline as Chrome trace events, a JSON object that ui.perfetto.dev and chrome://tracing
 // open: one process per rank with tracks for compute, send, receive and data-parallel actions
-// (trace.h), an arrow from each SEND to its RECV, and counters of live activations and, if
-// the costs have sizes, of bytes. Times are in microseconds: the units "s", "ms", "us" and "ns" are
-// converted, and any other unit counts as a millisecond. `standstill`, of a schedule that cannot
-// run to its end, leaves out the actions that never run, and adds an instant event where each rank
-// stops. Linear in the number of actions.
+// (trace.h) and for work beside the actions (ir::Work), an arrow from each SEND to its RECV, and
+// counters of live activations and, if the costs have sizes, of bytes. Times are in microseconds:
+// the units "s", "ms", "us" and "ns" are converted, and any other unit counts as a millisecond.
+// `standstill`, of a schedule that cannot run to its end, leaves out the actions that never run,
+// and adds an instant event where each rank stops. Linear in the number of actions.
 void print_trace(const ir::Schedule& schedule, const Costs& costs, const ir::Timeline& timeline,
                  std::ostream& out, const Standstill* standstill = nullptr);
 

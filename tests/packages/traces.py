@@ -111,6 +111,28 @@ class TracesTest(unittest.TestCase):
         self.assertEqual(len(trace.sent), num_sends(run["rows"]))
         self.assertEqual(sorted(self.chrome_slices([RECORDED])), sorted(trace.everything()))
 
+    def test_work_beside_the_actions(self):
+        """Both streams of a compound and the copies of a recording, and the copies of a simulation, are tracks."""
+        with open(RECORDED) as file:
+            run = json.load(file)
+        run["recording"]["work"] = [[1, "to host", "1F1", 11, 12], [1, "compute 2", "1F1", 8.5, 10], [1, "to host", "1F0", 4, 4.5]]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "run.json")
+            with open(path, "w") as file:
+                json.dump(run, file)
+            trace = ProtobufTrace(pipewright("print", path, "--format", "pftrace", text=False))
+            self.assertEqual(sorted(self.chrome_slices([path])), sorted(trace.everything()))
+            costs = os.path.join(folder, "costs.json")
+            with open(costs, "w") as file:
+                json.dump({"version": 1, "unit": "ms", "offload": 0.5, "reload": 0.5, "activation_bytes": 10, "offload_bytes": 10}, file)
+            predicted = ProtobufTrace(pipewright("print", "GPipe", "--ranks", "1", "--microbatches", "2", "--offload", "0",
+                                                 "--costs", costs, "--format", "pftrace", text=False))
+        self.assertEqual(trace.slices["rank 1", "to host"], [("1F0", 4000000, 4500000), ("1F1", 11000000, 12000000)])
+        self.assertEqual(trace.slices["rank 1", "compute 2"], [("1F1", 8500000, 10000000)])
+        self.assertEqual(len(trace.slices["rank 1", "compute"]), 8)
+        self.assertEqual(predicted.slices["rank 0", "to host"], [("0F0", 1000000, 1500000), ("0F1", 2000000, 2500000)])
+        self.assertEqual(predicted.slices["rank 0", "to device"], [("0F0", 1500000, 2000000), ("0F1", 2500000, 3000000)])
+
     def test_a_schedule_that_stops(self):
         """What ran, and where each rank stops: rank 1 begins with the microbatch that rank 0 runs last."""
         with tempfile.TemporaryDirectory() as folder:

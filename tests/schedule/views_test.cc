@@ -1,5 +1,6 @@
 // Views: timelines as text, figures, traces with every event checked against the format, and
 // differences.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -251,6 +252,36 @@ TEST(TraceTest, EveryEventFollowsTheFormat) {
     EXPECT_EQ(flows.size(), sends);
     for (const auto& [id, times] : flows) EXPECT_LE(times.first, times.second);
   }
+}
+
+// Both streams of a compound and the copies are tracks of their rank.
+TEST(TraceTest, HasTracksOfTheWorkBesideTheActions) {
+  using nlohmann::json;
+  const ir::Program program = program_of("1F1B", 2, 2);
+  ir::Timeline timeline = run(program);
+  const ir::ActionPart f0(ir::ActionKind::kForward, 1, 0), f1(ir::ActionKind::kForward, 1, 1);
+  timeline.add({1, ir::WorkTrack::kToHost, f1, {5, 6}});
+  timeline.add({1, ir::WorkTrack::kToHost, f0, {3, 3.5}});
+  timeline.add({1, ir::WorkTrack::kCompute2, f1, {4, 5}});
+  timeline.add({0, ir::WorkTrack::kCompute2, {ir::ActionKind::kForward, 0, 1}, {1, 2}});
+  std::ostringstream out;
+  print_trace(program, {.unit = "us"}, timeline, out);
+  std::map<std::pair<int, int>, std::string> names;
+  std::vector<std::string> found;
+  const json trace = json::parse(out.str());
+  for (const json& event : trace["traceEvents"]) {
+    const std::pair track(event.at("pid").get<int>(), event.value("tid", -1));
+    if (event.at("name") == "thread_name") {
+      EXPECT_FALSE(names.contains(track));
+      names[track] = event.at("args").at("name");
+    } else if (event.at("ph") == "X" && !event.contains("args")) {
+      found.push_back(fmt::format("{} {}: {} {} {}", track.first, names.at(track),
+                                  event.at("name").get<std::string>(), event.at("ts").get<double>(),
+                                  event.at("dur").get<double>()));
+    }
+  }
+  EXPECT_EQ(found, (std::vector<std::string>{"0 compute 2: 0F1 1 1", "1 compute 2: 1F1 4 1",
+                                             "1 to host: 1F0 3 0.5", "1 to host: 1F1 5 1"}));
 }
 
 // Rank 0 stops after its F0, whose activation stays; nothing is shown that never happens.
