@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "pipewright/executor/program/program.h"
+#include "pipewright/executor/recorder.h"
 #include "pipewright/ir/errors.h"
 #include "pipewright/ir/text/action_text.h"
 
@@ -116,7 +117,6 @@ ActionRunner::ActionRunner(const ir::Placement& placement, int num_microbatches,
       slices_(options.slices),
       weight_free_w_(options.weight_free_w),
       device_(options.device),
-      on_recomputed_(std::move(options.on_recomputed)),
       flow_(placement, num_microbatches, rank, transfers,
             {std::move(options.loss), options.scale_grads, options.lock}) {
   for (auto& [index, stage] : stages) {
@@ -133,8 +133,9 @@ void ActionRunner::set_function(ActionKind kind, ActionFunction function) {
 }
 
 void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outputs,
-                         Microbatches microbatches) {
+                         Microbatches microbatches, Recorder* recorder) {
   with_backward_ = with_backward;
+  recorder_ = recorder;
   for (auto& [index, stage] : stages_) {
     stage.phases.assign(static_cast<size_t>(num_microbatches_), Phase::kNotRun);
     stage.residency.begin(with_backward, /*whole_step=*/!row.has_residency);
@@ -149,6 +150,21 @@ void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outpu
   flow_.begin(with_backward, keep_outputs, std::move(microbatches));
 }
 
+// The copy stream waits for the current one first, so that the copy is recorded without this wait.
+template <typename Function>
+void ActionRunner::record_copy(const PlannedCopy& copy, const Function& start) {
+  if (recorder_ == nullptr) return start();
+  copy_stream_.wait_for_current();
+  {
+    const comms::SideStream::Scope scope(copy_stream_, device_);
+    recorder_->begin_work(copy.is_back ? ir::WorkTrack::kToDevice : ir::WorkTrack::kToHost,
+                          {ActionKind::kForward, copy.stage, copy.microbatch});
+  }
+  start();
+  const comms::SideStream::Scope scope(copy_stream_, device_);
+  recorder_->end_work();
+}
+
 // A copy to the host has the time of one compute: then the device waits for it, so memory is
 // bounded by the plan and not by how far the host is ahead.
 void ActionRunner::post_copies(int step) {
@@ -160,12 +176,14 @@ void ActionRunner::post_copies(int step) {
     const PlannedCopy& copy = copies_.front();
     Stage& stage = *local(copy.stage).stage;
     if (copy.is_back) {
-      stage.copy_back(copy.microbatch, copy_stream_);
-      std::erase_if(leaving_, [&](const PlannedCopy& one) {
-        return one.stage == copy.stage && one.microbatch == copy.microbatch;
-      });
+      // Just posted, so it has not been freed, and nothing is copied back.
+      const bool is_there = std::erase_if(leaving_, [&](const PlannedCopy& one) {
+                              return one.stage == copy.stage && one.microbatch == copy.microbatch;
+                            }) > 0;
+      const auto copy_back = [&] { stage.copy_back(copy.microbatch, copy_stream_); };
+      is_there ? copy_back() : record_copy(copy, copy_back);
     } else {
-      stage.copy_to_host(copy.microbatch, copy_stream_);
+      record_copy(copy, [&] { stage.copy_to_host(copy.microbatch, copy_stream_); });
       leaving_.push_back(copy);
     }
   }
@@ -258,12 +276,16 @@ void ActionRunner::run_part(ir::ActionPart part, const PlannedAction& planned) {
   if (!ir::is_compute(part.kind())) return run_other(part);
   std::optional<comms::SideStream::Scope> on_side;
   if (planned.on_side[0]) on_side.emplace(compute_stream_, device_);
+  const bool is_recorded = recorder_ != nullptr && is_forked_;
+  const auto track = planned.on_side[0] ? ir::WorkTrack::kCompute2 : ir::WorkTrack::kCompute1;
+  if (is_recorded) recorder_->begin_work(track, part);
   if (part.kind() == ActionKind::kForward)
     forward(part);
   else if (part.kind() == ActionKind::kBackwardWeight)
     backward_weight(part, planned.last_backward);
   else
     backward(part, planned.last_backward);
+  if (is_recorded) recorder_->end_work();
 }
 
 void ActionRunner::run_other(ir::ActionPart part) {
@@ -325,7 +347,7 @@ void ActionRunner::backward(ir::ActionPart part, bool last_backward) {
   stage.residency.before_backward(part.microbatch(), reduces && !has_loss);
   if (stage.recomputes) {
     compute.recompute(part.microbatch());
-    if (on_recomputed_) on_recomputed_();
+    if (recorder_) recorder_->recomputed();
   }
   Tensors output_grads = flow_.output_grads(part);
   if (reduces && has_loss) stage.residency.before_backward(part.microbatch(), true);

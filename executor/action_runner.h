@@ -3,7 +3,6 @@
 
 #include <c10/core/Device.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -18,6 +17,8 @@
 #include "pipewright/modules/data_parallel.h"
 
 namespace pipewright::executor {
+
+class Recorder;
 
 // Tracks whether the parameters of one stage are resharded, gathering or unsharded during a step.
 // The only caller of the stage's DataParallel:
@@ -80,13 +81,12 @@ class ActionRunner {
   struct Options {
     LossFunction loss = {};
     bool scale_grads = true;
-    bool weight_free_w = false;                // W may run while the stage is resharded
-    std::vector<int> recompute = {};           // the stages that recompute, ascending
-    int slices = 1;                            // that each microbatch is cut into
-    StepLock* lock = nullptr;                  // held by who calls run(); may be null
-    std::function<void()> on_recomputed = {};  // called between Stage::recompute() and the backward
-    std::vector<int> offload = {};             // the stages that offload, ascending
-    at::Device device = at::kCPU;              // of the stages' tensors
+    bool weight_free_w = false;       // W may run while the stage is resharded
+    std::vector<int> recompute = {};  // the stages that recompute, ascending
+    int slices = 1;                   // that each microbatch is cut into
+    StepLock* lock = nullptr;         // held by who calls run(); may be null
+    std::vector<int> offload = {};    // the stages that offload, ascending
+    at::Device device = at::kCPU;     // of the stages' tensors
   };
 
   // `stages` are those of program rank `rank`. `placement` must outlive this object; `transfers`
@@ -100,8 +100,10 @@ class ActionRunner {
   void set_function(ir::ActionKind kind, ActionFunction function);
 
   // Starts a step over `row`. Each list of `microbatches` is empty or has num_microbatches
-  // elements.
-  void begin(const RowPlan& row, bool with_backward, bool keep_outputs, Microbatches microbatches);
+  // elements. `recorder`, which may be null, gets the recomputations and the work beside the
+  // actions.
+  void begin(const RowPlan& row, bool with_backward, bool keep_outputs, Microbatches microbatches,
+             Recorder* recorder);
   // Runs the next action. Throws ContractError if its inputs are missing or the state of its stage
   // does not allow it. Propagates exceptions of stages, of the loss and of user functions.
   void run(const PlannedAction& planned);
@@ -128,6 +130,9 @@ class ActionRunner {
 
   // The copies that come before `step`.
   void post_copies(int step);
+  // Calls `start`, which starts a copy on copy_stream_, and records it.
+  template <typename Function>
+  void record_copy(const PlannedCopy& copy, const Function& start);
 
   // Before and after an action of which a part runs on the side stream.
   void fork(const PlannedAction& planned);
@@ -147,11 +152,11 @@ class ActionRunner {
   const int slices_;
   const bool weight_free_w_;
   const at::Device device_;
-  const std::function<void()> on_recomputed_;
   std::map<int, Local> stages_;
   DataFlow flow_;
   std::map<ir::ActionKind, ActionFunction> functions_;
   bool with_backward_ = false;
+  Recorder* recorder_ = nullptr;                                  // of the step
   comms::SideStream compute_stream_{/*is_high_priority=*/false};  // beside the current one
   bool is_forked_ = false;  // an action runs of which a part is on that
   comms::SideStream copy_stream_;

@@ -200,9 +200,6 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
       ActionRunner::Options{
           options_.loss, options_.scale_grads, program_.lowering.weight_free_w.value_or(false),
           program_.recompute, program_.slices, options_.lock.get(),
-          [this] {
-            if (recorder_) recorder_->recomputed();
-          },
           options_.device.is_cpu() ? std::vector<int>() : program_.offload, options_.device});
 }
 
@@ -337,7 +334,7 @@ StepResult Executor::Impl::run(bool evaluates, bool return_outputs,
     Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
     {
       const StepLockHeld held(options_.lock.get());
-      runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches));
+      runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches), recorder);
       if (recorder) recorder->begin_step();
       for (const PlannedAction& planned : row.actions) {
         current_ = &planned;

@@ -29,11 +29,13 @@ class StepClock {
  public:
   virtual ~StepClock() = default;
 
-  // Forgets all points.
+  // Forgets all points, and those of mark_next().
   virtual void begin_step() = 0;
   // The work has come to these points at once, or will when it has done what has been queued.
   // Marking a point again replaces its time. Never blocks.
   virtual void mark(std::initializer_list<size_t> points) = 0;
+  // Marks a further point of this step, and returns its number.
+  virtual size_t mark_next() = 0;
   // By point, in seconds of the host's steady clock; nullopt for a point that was not marked.
   // Blocks until the marked points have been reached.
   virtual std::vector<std::optional<double>> seconds() = 0;
@@ -42,16 +44,21 @@ class StepClock {
 // The time of the host when it marks a point.
 class HostClock final : public StepClock {
  public:
-  explicit HostClock(size_t num_points) : seconds_(num_points) {}
+  explicit HostClock(size_t num_points) : num_points_(num_points), seconds_(num_points) {}
 
-  void begin_step() override { seconds_.assign(seconds_.size(), std::nullopt); }
+  void begin_step() override { seconds_.assign(num_points_, std::nullopt); }
   void mark(std::initializer_list<size_t> points) override {
     const double now = comms::steady_seconds();
     for (const size_t point : points) seconds_[point] = now;
   }
+  size_t mark_next() override {
+    seconds_.emplace_back(comms::steady_seconds());
+    return seconds_.size() - 1;
+  }
   std::vector<std::optional<double>> seconds() override { return seconds_; }
 
  private:
+  const size_t num_points_;
   std::vector<std::optional<double>> seconds_;
 };
 
@@ -67,6 +74,7 @@ class DeviceClock final : public StepClock {
 
   void begin_step() override;
   void mark(std::initializer_list<size_t> points) override;
+  size_t mark_next() override;
   std::vector<std::optional<double>> seconds() override;
 
  private:
@@ -74,6 +82,7 @@ class DeviceClock final : public StepClock {
   void record(c10::Event* event) const;
 
   const at::Device device_;
+  const size_t num_points_;
   c10::Event begin_;
   std::vector<std::optional<size_t>> event_of_;  // by point
   std::vector<c10::Event> events_;               // reused by the next step
@@ -81,6 +90,12 @@ class DeviceClock final : public StepClock {
 };
 
 // Measured timelines: when the actions of a step really ran. Torch-free.
+
+// What one rank has recorded, by its own clock.
+struct RankRecording {
+  std::vector<ir::Interval> intervals;  // one per step of the row
+  std::vector<ir::Work> work;           // whose ranks are not set
+};
 
 // Records one step of one rank, in seconds of the host's steady clock.
 //
@@ -98,7 +113,8 @@ class DeviceClock final : public StepClock {
 // wait. Of a backward that recomputes and then waits, the recomputation is recorded as if it had
 // run just before the tensor came. A compound does not include the wait of its first part. What a
 // compute waits for within itself, such as parameters that are still being gathered, counts as
-// compute. On a device, the times are those of the stream on which the computes run (DeviceClock),
+// compute. Work beside the actions (ir::Work) is recorded by begin_work() and end_work(). On a
+// device, the times are those of the stream on which the computes run (DeviceClock),
 // whenever the host queued them. For one thread.
 class Recorder {
  public:
@@ -112,6 +128,10 @@ class Recorder {
   void received(ir::ActionPart receive);  // ignored outside of a step
   // The current action has recomputed, and now waits for its gradient.
   void recomputed();
+  // Work on the current stream, between these two calls, which do not nest. A part of a compound
+  // starts when its input is there, or when it starts to recompute.
+  void begin_work(ir::WorkTrack track, ir::ActionPart part);
+  void end_work();
   void end();
   void end_step();
 
@@ -126,10 +146,22 @@ class Recorder {
   // One interval per step of the row, 0 to 0 for idle slots and for what has not run. A SEND ends
   // when it has been posted; a RECV begins when it is posted, and ends when its tensors are first
   // seen to be there. Blocks until a device has done what is recorded.
-  std::vector<ir::Interval> intervals() const;
+  std::vector<ir::Interval> intervals() const { return recording().intervals; }
+  // The same, with the work beside them.
+  RankRecording recording() const;
 
  private:
   enum class State { kEmpty, kRunning, kComplete };
+
+  struct MarkedWork {
+    ir::WorkTrack track;
+    ir::ActionPart part;
+    size_t begin;               // points
+    std::optional<size_t> end;  // nullopt while it is under way
+    bool has_recomputed = false;
+  };
+
+  MarkedWork* under_way();
 
   const ir::Row row_;
   State state_ = State::kEmpty;
@@ -138,14 +170,14 @@ class Recorder {
   ir::Action current_;
   size_t step_ = 0;
   bool has_recomputed_ = false;  // the current action
+  std::vector<MarkedWork> work_;
 };
 
 // The recordings of all ranks, by one clock, as one timeline that begins at 0. In it a SEND ends
 // when its tensors have arrived, or its WAIT is over, and a RECV starts no sooner than its SEND.
 // Errors of the ranks' clocks may show a tensor that arrives before it was sent; it then arrives at
 // once.
-ir::Timeline merge_recordings(const ir::Program& program,
-                              const std::vector<std::vector<ir::Interval>>& ranks);
+ir::Timeline merge_recordings(const ir::Program& program, const std::vector<RankRecording>& ranks);
 
 // Collective over the ranks of a program: compares their clocks, and returns the merged recordings
 // on rank 0 of the program, by its clock; on other ranks an empty timeline. `clock` is the one of

@@ -125,11 +125,13 @@ Measured train(const ir::Program& program) {
 
 TEST(Offload, MemoryIsWhatTheSimulatorPredicts) {
   const schedules::Shape shape{2, 2, 8};
+  // A W needs as much: the inputs of the products, and the gradients of their results.
   const schedule::Costs costs = {.offload = 1,
                                  .reload = 1,
                                  .activation_bytes = 2.0 * kLayers * kResult,
-                                 .offload_bytes = 2.0 * kLayers * kResult};
-  for (const char* name : {"GPipe", "1F1B"}) {
+                                 .offload_bytes = 2.0 * kLayers * kResult,
+                                 .weight_input_bytes = 2.0 * kLayers * kResult};
+  for (const char* name : {"GPipe", "1F1B", "ZB-H1"}) {
     const Measured plain = train(program_of(name, shape, {}));
     for (const std::vector<int>& stages : {std::vector<int>{}, {0}, {0, 1}}) {
       const ir::Program program = program_of(name, shape, stages);

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
+#include <span>
 #include <thread>
+#include <utility>
 
 #include "pipewright/executor/executor.h"
 #include "pipewright/executor/module_stage.h"
+#include "pipewright/executor/program/program.h"
 #include "pipewright/executor/recorder.h"
 #include "pipewright/schedules/registry.h"
 #include "tests/device/device.h"
@@ -87,6 +91,108 @@ TEST(RecordingOnADevice, NeverMakesTheHostWaitInAStep) {
       EXPECT_EQ(executor.recording().size() > 0, rank == 0);
     };
     EXPECT_EQ(tests::run_ranks(2, train), "") << spec->name;
+  }
+}
+
+// Trains two steps on two ranks, and returns the recording of the second one.
+ir::Timeline recording_of(const ir::Program& program) {
+  std::vector<comms::World> worlds = tests::make_worlds(2);
+  ir::Timeline recorded;
+  EXPECT_EQ(tests::run_ranks(2,
+                             [&](int rank) {
+                               const Model model =
+                                   make_model(ModelKind::kMlp, program.placement.num_stages(),
+                                              2 * program.num_microbatches);
+                               std::map<int, LocalStage> stages;
+                               for (const int stage : program.placement.stages_of(rank)) {
+                                 const auto one = std::make_shared<ModuleStage>(
+                                     model.stages[static_cast<size_t>(stage)]);
+                                 one->set_least_offload(1);
+                                 stages[stage].stage = one;
+                               }
+                               Executor executor(program, stages, worlds[static_cast<size_t>(rank)],
+                                                 {.loss = model.loss, .device = tests::here()});
+                               executor.record();
+                               for (int step = 0; step < 2; ++step)
+                                 executor.step({model.inputs, {}, model.targets});
+                               ir::Timeline timeline = executor.recording();
+                               if (rank == 0) recorded = std::move(timeline);
+                             }),
+            "");
+  return recorded;
+}
+
+TEST(RecordingOnADevice, HasThePartsOfCompoundsOnBothStreams) {
+  const ir::Program program = make_program(*schedules::find_schedule("DualPipeV"), {2, 4, 6});
+  const ir::Timeline recorded = recording_of(program);
+  std::map<std::pair<uint32_t, ir::ActionPart>, ir::Work> work;
+  for (const ir::Work& one : recorded.work())
+    EXPECT_TRUE(work.emplace(std::pair(one.rank, one.part), one).second);
+  size_t expected = 0;
+  int compounds = 0;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    RowPlan plan = plan_row(program.rows[rank]);
+    plan_streams(&plan);
+    for (const PlannedAction& planned : plan.actions) {
+      const std::span<const ir::ActionPart> parts = planned.action.parts();
+      if (!planned.on_side[0] && !planned.on_side[1]) continue;
+      compounds += planned.action.is_compound();
+      const ir::Interval& whole = recorded.at(rank, static_cast<size_t>(planned.step));
+      for (size_t k = 0; k < parts.size(); ++k, ++expected) {
+        const auto found = work.find({rank, parts[k]});
+        ASSERT_NE(found, work.end());
+        const auto& [_, track, part, time] = found->second;
+        EXPECT_EQ(track, planned.on_side[k] ? ir::WorkTrack::kCompute2 : ir::WorkTrack::kCompute1);
+        EXPECT_GT(time.duration(), 0);
+        EXPECT_LE(time.end, whole.end);
+        if (k == 0) {
+          EXPECT_GE(time.start, whole.start);
+        }
+      }
+    }
+  }
+  EXPECT_GT(compounds, 0);
+  EXPECT_EQ(work.size(), expected);
+}
+
+// Each after the forward whose results it moves, and before the end of the backward that needs
+// them.
+TEST(RecordingOnADevice, HasTheCopiesOfStagesThatOffload) {
+  for (const char* name : {"GPipe", "1F1B"}) {
+    SCOPED_TRACE(name);
+    ir::Program program = make_program(*schedules::find_schedule(name), {2, 2, 6});
+    program.offload = {0, 1};
+    const ir::Timeline recorded = recording_of(program);
+    std::map<ir::ActionPart, std::vector<ir::Interval>> copies;
+    for (const ir::Work& one : recorded.work()) {
+      EXPECT_EQ(static_cast<int>(one.rank), one.part.stage());
+      std::vector<ir::Interval>& of_forward = copies[one.part];
+      EXPECT_EQ(one.track, of_forward.empty() ? ir::WorkTrack::kToHost : ir::WorkTrack::kToDevice);
+      of_forward.push_back(one.time);
+    }
+    EXPECT_EQ(copies.size(), 12);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      // What would come back at once has not left: each backward follows its forward there.
+      const bool stays = rank == 1 && program.name == "1F1B";
+      for (size_t step = 0; step < program.rows[rank].size(); ++step) {
+        const ir::Action& action = program.rows[rank][step];
+        if (!ir::is_compute(action.kind())) continue;
+        const ir::ActionPart part = action.parts()[0];
+        const std::vector<ir::Interval>& found =
+            copies[{ir::ActionKind::kForward, part.stage(), part.microbatch()}];
+        ASSERT_GE(found.size(), 1);
+        if (stays || program.name == "GPipe") {
+          EXPECT_EQ(found.size(), stays ? 1 : 2);
+        }
+        const ir::Interval& compute = recorded.at(rank, step);
+        if (part.kind() == ir::ActionKind::kForward) {
+          EXPECT_GE(found[0].start, compute.end);
+        } else if (found.size() == 2) {
+          EXPECT_LE(found[0].end, found[1].start);
+          EXPECT_LE(found[1].start, compute.end);
+        }
+      }
+    }
   }
 }
 

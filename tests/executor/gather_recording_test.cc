@@ -24,13 +24,17 @@ constexpr std::chrono::seconds kTimeout{60};
 // Has reached its points at given times.
 class GivenTimes final : public StepClock {
  public:
-  explicit GivenTimes(std::vector<std::optional<double>> seconds) : seconds_(std::move(seconds)) {}
+  // The first `num_points` are those that mark() would mark.
+  GivenTimes(std::vector<std::optional<double>> seconds, size_t num_points)
+      : seconds_(std::move(seconds)), next_(num_points) {}
   void begin_step() override {}
   void mark(std::initializer_list<size_t>) override {}
+  size_t mark_next() override { return next_++; }
   std::vector<std::optional<double>> seconds() override { return seconds_; }
 
  private:
   const std::vector<std::optional<double>> seconds_;
+  size_t next_;
 };
 
 // What the clock of a rank says. That of rank 1 goes 1% too fast, that of rank 2 too slow.
@@ -64,13 +68,33 @@ TEST(GatherRecording, CorrectsClocksThatDrift) {
       seconds.insert(seconds.end(), 2, std::nullopt);  // nothing recomputes
     }
     ASSERT_EQ(seconds.size(), Recorder::num_points(row));
-    const Recorder recorder(row, std::make_unique<GivenTimes>(seconds));
+    // Rank 0 copies once, rank 1 twice, rank 2 not at all.
+    const int copies = rank == 0 ? 1 : rank == 1 ? 2 : 0;
+    for (int copy = 0; copy < copies; ++copy) {
+      seconds.emplace_back(told(rank, kBegin + 2 + copy));
+      seconds.emplace_back(told(rank, kBegin + 2.5 + copy));
+    }
+    Recorder recorder(row, std::make_unique<GivenTimes>(seconds, Recorder::num_points(row)));
+    for (int copy = 0; copy < copies; ++copy) {
+      recorder.begin_work(ir::WorkTrack::kToDevice, {ir::ActionKind::kForward, rank, copy});
+      recorder.end_work();
+    }
     all.arrive_and_wait();
     const ir::Timeline timeline =
         gather_recording(world, "end", program, rank, recorder, clock, start, kTimeout);
     if (rank == 0) merged = timeline;
   });
   ASSERT_EQ(errors, "");
+  ASSERT_EQ(merged.work().size(), 3);
+  for (size_t number = 0; number < 3; ++number) {
+    const ir::Work& work = merged.work()[number];
+    const int rank = number == 0 ? 0 : 1, copy = number == 2 ? 1 : 0;
+    EXPECT_EQ(work.rank, rank);
+    EXPECT_EQ(work.track, ir::WorkTrack::kToDevice);
+    EXPECT_EQ(work.part, ir::ActionPart(ir::ActionKind::kForward, rank, copy));
+    EXPECT_NEAR(work.time.start, 2 + copy, 1e-9);
+    EXPECT_NEAR(work.time.end, 2.5 + copy, 1e-9);
+  }
   for (size_t rank = 0; rank < kRanks; ++rank) {
     for (size_t step = 0; step < program.rows[rank].size(); ++step) {
       const ir::Action& action = program.rows[rank][step];

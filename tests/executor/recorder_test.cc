@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "pipewright/executor/program/program.h"
 #include "tests/channel_model/programs.h"
@@ -100,6 +101,52 @@ TEST(Recorder, ACompoundIncludesWhatItsSecondPartWaitsFor) {
   EXPECT_GT(recorder.intervals()[2].end, start);
 }
 
+// On two streams: each part starts when its own input is there.
+TEST(Recorder, PartsOfACompoundStartWithTheirInputs) {
+  Recorder recorder = recorder_of(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  const ActionPart forward(ActionKind::kForward, 1, 1), backward(ActionKind::kBackward, 1, 0);
+  recorder.begin_step();
+  recorder.begin(row[4]);
+  recorder.begin_work(ir::WorkTrack::kCompute2, forward);
+  pass();
+  recorder.received({ActionKind::kRecvF, 1, 1});
+  recorder.end_work();
+  recorder.begin_work(ir::WorkTrack::kCompute1, backward);
+  pass();
+  recorder.received({ActionKind::kRecvB, 1, 0});
+  pass();
+  recorder.end_work();
+  recorder.end();
+  const RankRecording recording = recorder.recording();
+  ASSERT_EQ(recording.work.size(), 2);
+  const auto& [one, other] = std::pair(recording.work[0], recording.work[1]);
+  EXPECT_EQ(one.track, ir::WorkTrack::kCompute2);
+  EXPECT_EQ(one.part, forward);
+  EXPECT_GE(one.time.start, recording.intervals[4].start);
+  EXPECT_LT(one.time.duration(), 1e-3);
+  EXPECT_EQ(other.track, ir::WorkTrack::kCompute1);
+  EXPECT_EQ(other.part, backward);
+  EXPECT_GE(other.time.start, one.time.end + 1e-3);
+  EXPECT_GE(other.time.duration(), 1e-3);
+  EXPECT_LE(other.time.end, recording.intervals[4].end);
+  recorder.begin_step();
+  EXPECT_EQ(recorder.recording().work.size(), 0);
+}
+
+TEST(Recorder, APartThatRecomputesStartsThen) {
+  Recorder recorder = recorder_of(kRow);
+  const std::vector<PlannedAction> row = plan_row(kRow).actions;
+  recorder.begin_step();
+  recorder.begin(row[4]);
+  recorder.begin_work(ir::WorkTrack::kCompute1, {ActionKind::kBackward, 1, 0});
+  pass();
+  recorder.recomputed();
+  recorder.received({ActionKind::kRecvB, 1, 0});
+  recorder.end_work();
+  EXPECT_GE(recorder.recording().work[0].time.duration(), 1e-3);
+}
+
 TEST(Recorder, OtherMicrobatchesDoNotMoveAStart) {
   Recorder recorder = recorder_of(kRow);
   const std::vector<PlannedAction> row = plan_row(kRow).actions;
@@ -150,8 +197,10 @@ TEST(MergeRecordings, TransfersLastFromSendToArrival) {
   const ir::Program program = channel_model::program_of(
       ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"});
   const ir::Timeline timeline = merge_recordings(
-      program,
-      {{{10, 12}, {12, 12.5}, {12.5, 21}, {21, 23}}, {{9, 15}, {15, 17}, {17, 19}, {19, 19.25}}});
+      program, {{{{10, 12}, {12, 12.5}, {12.5, 21}, {21, 23}},
+                 {{7, ir::WorkTrack::kToHost, ActionPart(ActionKind::kForward, 0, 0), {12, 14}}}},
+                {{{9, 15}, {15, 17}, {17, 19}, {19, 19.25}},
+                 {{7, ir::WorkTrack::kToHost, ActionPart(ActionKind::kForward, 1, 0), {17, 18}}}}});
   const std::vector<std::vector<Interval>> expected = {
       {{1, 3}, {3, 6}, {10, 12}, {12, 14}},
       {{3, 6}, {6, 8}, {8, 10}, {10, 12}},
@@ -159,13 +208,17 @@ TEST(MergeRecordings, TransfersLastFromSendToArrival) {
   for (size_t rank = 0; rank < 2; ++rank)
     for (size_t step = 0; step < 4; ++step)
       EXPECT_EQ(timeline.at(rank, step), expected[rank][step]) << rank << " " << step;
+  const std::vector<ir::Work> work = {
+      {0, ir::WorkTrack::kToHost, ActionPart(ActionKind::kForward, 0, 0), {3, 5}},
+      {1, ir::WorkTrack::kToHost, ActionPart(ActionKind::kForward, 1, 0), {8, 9}}};
+  EXPECT_EQ(timeline.work(), work);
 }
 
 TEST(MergeRecordings, ASendEndsAtItsWaitAtTheLatest) {
   const ir::Program program = channel_model::program_of(
       ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0 0WAIT_SEND_F0", "1RECV_F0 1F0"});
   const ir::Timeline timeline =
-      merge_recordings(program, {{{0, 2}, {2, 2}, {2, 5}}, {{1, 9}, {9, 10}}});
+      merge_recordings(program, {{{{0, 2}, {2, 2}, {2, 5}}, {}}, {{{1, 9}, {9, 10}}, {}}});
   EXPECT_EQ(timeline.at(0, 1), (Interval{2, 5}));
   EXPECT_EQ(timeline.at(1, 0), (Interval{2, 9}));
 }
@@ -175,7 +228,7 @@ TEST(MergeRecordings, NothingArrivesBeforeItWasSent) {
       channel_model::program_of(ir::Placement::loop(2, 2), 1, {"0F0 0SEND_F0", "1RECV_F0 1F0"});
   // Rank 1's clock is late by 5.
   const ir::Timeline timeline =
-      merge_recordings(program, {{{10, 12}, {12, 12}}, {{4, 8}, {8, 10}}});
+      merge_recordings(program, {{{{10, 12}, {12, 12}}, {}}, {{{4, 8}, {8, 10}}, {}}});
   EXPECT_EQ(timeline.at(0, 1), (Interval{8, 8}));
   EXPECT_EQ(timeline.at(1, 0), (Interval{8, 8}));
 }
