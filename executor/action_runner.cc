@@ -150,6 +150,13 @@ void ActionRunner::begin(const RowPlan& row, bool with_backward, bool keep_outpu
   flow_.begin(with_backward, keep_outputs, std::move(microbatches));
 }
 
+template <typename Function>
+void ActionRunner::on_stream_of(const PlannedCopy& copy, const Function& function) {
+  std::optional<comms::SideStream::Scope> on_side;
+  if (copy.on_side) on_side.emplace(compute_stream_, device_);
+  function(*local(copy.stage).stage);
+}
+
 // The copy stream waits for the current one first, so that the copy is recorded without this wait.
 template <typename Function>
 void ActionRunner::record_copy(const PlannedCopy& copy, const Function& start) {
@@ -170,22 +177,24 @@ void ActionRunner::record_copy(const PlannedCopy& copy, const Function& start) {
 void ActionRunner::post_copies(int step) {
   if (step == copied_before_) return;  // parts of one compound
   copied_before_ = step;
-  for (const PlannedCopy& copy : leaving_) local(copy.stage).stage->free_on_device(copy.microbatch);
+  for (const PlannedCopy& copy : leaving_)
+    on_stream_of(copy, [&](Stage& stage) { stage.free_on_device(copy.microbatch); });
   leaving_.clear();
   for (; !copies_.empty() && copies_.front().before <= step; copies_ = copies_.subspan(1)) {
     const PlannedCopy& copy = copies_.front();
-    Stage& stage = *local(copy.stage).stage;
-    if (copy.is_back) {
-      // Just posted, so it has not been freed, and nothing is copied back.
+    on_stream_of(copy, [&](Stage& stage) {
+      if (!copy.is_back) {
+        record_copy(copy, [&] { stage.copy_to_host(copy.microbatch, copy_stream_); });
+        leaving_.push_back(copy);
+        return;
+      }
+      const auto copy_back = [&] { stage.copy_back(copy.microbatch, copy_stream_); };
+      // What has just been posted has not been freed, so nothing is copied back.
       const bool is_there = std::erase_if(leaving_, [&](const PlannedCopy& one) {
                               return one.stage == copy.stage && one.microbatch == copy.microbatch;
                             }) > 0;
-      const auto copy_back = [&] { stage.copy_back(copy.microbatch, copy_stream_); };
       is_there ? copy_back() : record_copy(copy, copy_back);
-    } else {
-      record_copy(copy, [&] { stage.copy_to_host(copy.microbatch, copy_stream_); });
-      leaving_.push_back(copy);
-    }
+    });
   }
 }
 

@@ -130,6 +130,10 @@ class ActionRunner {
 
   // The copies that come before `step`.
   void post_copies(int step);
+  // Calls function(stage of the copy) on the stream on which its microbatch runs, whose memory it
+  // is.
+  template <typename Function>
+  void on_stream_of(const PlannedCopy& copy, const Function& function);
   // Calls `start`, which starts a copy on copy_stream_, and records it.
   template <typename Function>
   void record_copy(const PlannedCopy& copy, const Function& start);

@@ -148,8 +148,7 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
     row_ = plan_row(program_.rows[static_cast<size_t>(rank_)]);
     if (!options_.device.is_cpu()) {
       row_.copies = plan_copies(program_, rank_);
-      if (options_.overlap_compounds && row_.copies.empty() && program_.slices == 1)
-        plan_streams(&row_);
+      if (options_.overlap_compounds && program_.slices == 1) plan_streams(&row_);
     } else if (!program_.offload.empty()) {
       TORCH_WARN_ONCE(
           "the stages that the program names in `offload` do not: on the CPU, what they save is on "

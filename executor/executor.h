@@ -124,8 +124,8 @@ struct ExecutorOptions {
   std::function<void(const std::string& report)> on_stuck = {};
   // The device of the stages' tensors.
   at::Device device = at::kCPU;
-  // On a device, the two parts of a compound run at the same time, on two streams, unless stages
-  // offload or microbatches are cut into slices; on the CPU and if false, one after the other.
+  // On a device, the two parts of a compound run at the same time, on two streams, unless
+  // microbatches are cut into slices; on the CPU and if false, one after the other.
   bool overlap_compounds = true;
   // How batches are split into microbatches, and outputs concatenated.
   SplitDims input_dims = {};

@@ -60,6 +60,8 @@ void plan_streams(RowPlan* plan) {
     }
     for (size_t k = 0; k < parts.size(); ++k) planned.on_side[k] = is_on_side(parts[k]);
   }
+  for (PlannedCopy& copy : plan->copies)
+    copy.on_side = on_side.contains({copy.stage, copy.microbatch});
 }
 
 std::vector<PlannedCopy> plan_copies(const ir::Program& program, int rank) {

@@ -26,7 +26,8 @@ struct PlannedAction {
 struct PlannedCopy {
   bool is_back = false;  // from the host; otherwise to it
   int stage = 0, microbatch = 0;
-  int before = 0;  // the step in the row that it is posted just before
+  int before = 0;        // the step in the row that it is posted just before
+  bool on_side = false;  // whether its microbatch runs on the side stream
 };
 
 // One rank's row of a program.
@@ -43,6 +44,7 @@ RowPlan plan_row(const ir::Row& row);
 // device: one to the stream of the step, the other to a side stream. All parts of a microbatch on a
 // stage run on one stream, so what its F saves is allocated, used and freed on that. This is always
 // possible: the F of a compound is new, so it can take the stream that its backward does not have.
+// What is copied to the host and back belongs to that stream too.
 void plan_streams(RowPlan* plan);
 
 // The copies of a rank whose stages offload, at the places where the simulator has them

@@ -33,10 +33,10 @@ TEST(TrainGpt, RunsASchedulesFile) {
                       ".both.plan")
                 .status,
             0);
-  expect_close(train(kTrain + "--steps 5 --microbatches 4 --dp-shard 2 --schedule " + file +
-                     ".both.plan"),
-               train(kTrain + "--steps 5 --microbatches 4 --pp 1 --schedule GPipe"),
-               "a plan with two replicas");
+  expect_close(
+      train(kTrain + "--steps 5 --microbatches 4 --dp-shard 2 --schedule " + file + ".both.plan"),
+      train(kTrain + "--steps 5 --microbatches 4 --pp 1 --schedule GPipe"),
+      "a plan with two replicas");
   // Every error of a file, and a shape that is not that of the flags.
   EXPECT_EQ(run_shell("printf '0F0,0F1x,0B1,0B0\\n1F0,1F1,1B1,1C0\\n' > " + file + ".csv").status,
             0);
