@@ -94,7 +94,7 @@ Trained train_alone(int stages, int copies) {
   return {embedding.detach(), embedding.grad(), {all.begin() + 1, all.end()}};
 }
 
-enum class Parallel { kNone, kReplicate, kShard };
+enum class Parallel { kNone, kReplicate, kShard, kMixed };  // kMixed: sharded, computing in fp32
 
 std::shared_ptr<modules::DataParallel> wrap(StageModule& module, Parallel parallel,
                                             comms::Mesh& mesh) {
@@ -102,6 +102,10 @@ std::shared_ptr<modules::DataParallel> wrap(StageModule& module, Parallel parall
     return ddp::replicate(module, mesh.group({"dp"}))->data_parallel();
   if (parallel == Parallel::kShard)
     return fsdp::fully_shard(module, mesh.group({"dp"}))->data_parallel();
+  if (parallel == Parallel::kMixed)
+    return fsdp::fully_shard(module, mesh.group({"dp"}),
+                             {.mixed_precision = {.param_dtype = at::kFloat}})
+        ->data_parallel();
   return nullptr;
 }
 
@@ -165,8 +169,11 @@ void train_rank(const ir::Program& program, Parallel parallel, int copies, comms
     executor.eval({.inputs = {tokens(step, copy, 1)}});  // leaves gradients alone
     if (step % kStepsToAccumulate == kStepsToAccumulate - 1) optimizer.step();
   }
-  const auto expect_near = [](const at::Tensor& got, const at::Tensor& wanted) {
-    EXPECT_TRUE(at::allclose(got.cpu(), wanted, 1e-9, 1e-12)) << (got.cpu() - wanted).abs().max();
+  const bool is_mixed = parallel == Parallel::kMixed;
+  const auto expect_near = [&](const at::Tensor& got, const at::Tensor& wanted) {
+    EXPECT_TRUE(at::allclose(got.cpu(), wanted, is_mixed ? 1e-4 : 1e-9, is_mixed ? 1e-5 : 1e-12))
+        << (got.cpu() - wanted).abs().max();
+    EXPECT_FALSE(is_mixed && at::equal(got.cpu(), wanted));  // something was in fp32
   };
   for (const at::Tensor& embedding : embeddings) {
     expect_near(modules::full_tensor(embedding), expected.embedding);
@@ -176,12 +183,15 @@ void train_rank(const ir::Program& program, Parallel parallel, int copies, comms
     expect_near(modules::full_tensor(module->layer), expected.layers[static_cast<size_t>(stage)]);
 }
 
-void expect_trained(const schedules::ScheduleSpec& spec, int pp, Parallel parallel, bool fails) {
+void expect_trained(const schedules::ScheduleSpec& spec, int pp, Parallel parallel, bool fails,
+                    bool recomputes = false) {
   at::set_num_threads(1);
   const int copies = parallel == Parallel::kNone ? 1 : 2;
   const schedules::Shape shape{pp, schedules::default_stages(spec, pp), kMicrobatches};
   if (schedules::shape_error(spec, shape)) return;
-  const ir::Program program = make_program(spec, shape);
+  ir::Program program = make_program(spec, shape);
+  for (int stage = 0; recomputes && stage < shape.stages; ++stage)
+    program.recompute.push_back(stage);
   const Trained expected = train_alone(shape.stages, copies);
   std::vector<comms::World> worlds = tests::make_worlds(pp * copies);
   EXPECT_EQ(tests::run_ranks(pp * copies,
@@ -212,6 +222,17 @@ TEST(TiedParameters, GoesOnAfterAFailure) {
   }
 }
 
+// Two replicas of the model, whose gradients are added up beside those of the shards.
+TEST(TiedParameters, ReplicasMayRecomputeAndComputeInLowerPrecision) {
+  for (const char* name : {"Chimera", "DualPipe"}) {
+    SCOPED_TRACE(name);
+    const schedules::ScheduleSpec& spec = *schedules::find_schedule(name);
+    expect_trained(spec, 2, Parallel::kMixed, /*fails=*/false);
+    for (const Parallel parallel : {Parallel::kNone, Parallel::kReplicate, Parallel::kShard})
+      expect_trained(spec, 2, parallel, /*fails=*/false, /*recomputes=*/true);
+  }
+}
+
 std::string name_of(const schedules::ScheduleSpec* spec, Parallel parallel) {
   std::string name(spec->name);
   std::erase_if(name, [](char c) { return c == '-'; });
@@ -222,6 +243,8 @@ std::string name_of(const schedules::ScheduleSpec* spec, Parallel parallel) {
       return name + "Replicated";
     case Parallel::kShard:
       return name + "Sharded";
+    case Parallel::kMixed:
+      return name + "Mixed";
   }
   return name;
 }
