@@ -84,7 +84,7 @@ Dispatcher::Dispatcher(const Problem& problem)
 }
 
 Ticks Dispatcher::time_of(Letter letter, int k) const {
-  return problem_.scaled(letters_[letter].time, microbatch_of(problem_, letter, k));
+  return search::time_of(problem_, letters_[letter], letter, k);
 }
 
 inline Dispatcher::Key Dispatcher::key(Ticks ticks, const StageState& state, Pass pass) const {
@@ -399,8 +399,9 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
   const Ticks arrival = std::max(now, end + delay_of(problem_, next_info, next, microbatch));
   StageState& receiver = states_[state_of_[static_cast<size_t>(stage_of(next))]];
   int& sent = receiver.sent[index_of(next_pass)];
-  if (!next_info.needs_last_slice) {
-    receiver.arrivals[index_of(next_pass)][sent++] = key(arrival, receiver, next_pass);
+  if (!next_info.needs_last_slice) [[likely]] {
+    receiver.arrivals[index_of(next_pass)][microbatch] = key(arrival, receiver, next_pass);
+    ++sent;
   } else if ((microbatch + 1) % problem_.slices == 0) {
     while (sent <= microbatch)
       receiver.arrivals[index_of(next_pass)][sent++] = key(arrival, receiver, next_pass);

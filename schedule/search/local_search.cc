@@ -53,7 +53,7 @@ LocalSearch::LocalSearch(const Problem& problem, uint64_t seed)
       NodeInfo& one_node = nodes_[one * microbatches_ + instance];
       const int k = static_cast<int>(instance);
       const auto needed = static_cast<size_t>(needed_instance(problem, info, k));
-      one_node = {.time = problem.scaled(info.time, microbatch_of(problem, one, k)),
+      one_node = {.time = search::time_of(problem, info, one, k),
                   .delay = delay_of(problem, info, one, k),
                   .need = info.need >= 0 && !near ? node(info.need, needed) : kNone,
                   .unlocks = sends ? node(info.unlocks, instance) : kNone,

@@ -43,8 +43,7 @@ bool Replay::run_compound(RankState* rank, const Letter** next, Ticks* time) {
   Ticks start = *time;
   for (size_t part = 0; part < size; ++part) {
     const LetterInfo& info = letters_[letters[part]];
-    own[part] = problem_.scaled(info.time,
-                                microbatch_of(problem_, letters[part], instances_[letters[part]]));
+    own[part] = time_of(problem_, info, letters[part], instances_[letters[part]]);
     if (info.need < 0 || part == 2) continue;
     const Ticks input = end_of_need(info, instances_[letters[part]]);
     if (input < 0) return false;
@@ -67,7 +66,7 @@ bool Replay::run_compound(RankState* rank, const Letter** next, Ticks* time) {
   return true;
 }
 
-template <bool kCompounds>
+template <bool kCompounds, bool kPlain>
 bool Replay::run_steps(const Words& words) {
   std::ranges::fill(ends_, -1);
   std::ranges::fill(instances_, 0);
@@ -79,7 +78,6 @@ bool Replay::run_steps(const Words& words) {
     left += word.size();
     queue_.push_back(static_cast<int>(rank));
   }
-  const bool is_scaled = !problem_.microbatch_scale.empty();
   while (!queue_.empty()) {
     RankState& rank = ranks_[static_cast<size_t>(queue_.back())];
     queue_.pop_back();
@@ -98,17 +96,17 @@ bool Replay::run_steps(const Words& words) {
       const auto instance = static_cast<size_t>(instances_[one]);
       Ticks start = time;
       if (info.need >= 0) {
-        const Ticks input = end_of_need(info, static_cast<int>(instance));
+        const Ticks input = kPlain
+                                ? ends_[static_cast<size_t>(info.need) * microbatches_ + instance]
+                                : end_of_need(info, static_cast<int>(instance));
         if (input < 0) break;
-        start = std::max(
-            start, input + (is_scaled ? delay_of(problem_, info, one, static_cast<int>(instance))
-                                      : info.delay));
+        const Ticks delay =
+            kPlain ? info.delay : delay_of(problem_, info, one, static_cast<int>(instance));
+        start = std::max(start, input + delay);
       }
       if (rank.start < 0) rank.start = start;
-      time = start + (is_scaled
-                          ? problem_.scaled(
-                                info.time, microbatch_of(problem_, one, static_cast<int>(instance)))
-                          : info.time);
+      time =
+          start + (kPlain ? info.time : time_of(problem_, info, one, static_cast<int>(instance)));
       ends_[one * microbatches_ + instance] = time;
       ++instances_[one];
       wake(info);
@@ -128,15 +126,17 @@ bool Replay::run_steps(const Words& words) {
 }
 
 bool Replay::run(const Words& words) {
-  return problem_.overlap > 0 ? run_steps<true>(words) : run_steps<false>(words);
+  const bool is_plain = problem_.microbatch_scale.empty() && problem_.slices == 1;
+  if (problem_.overlap > 0)
+    return is_plain ? run_steps<true, true>(words) : run_steps<true, false>(words);
+  return is_plain ? run_steps<false, true>(words) : run_steps<false, false>(words);
 }
 
 Ticks Replay::busiest() const {
   std::vector<Ticks> busy(ranks_.size());
   for (Letter one = 0; one < letters_.size(); ++one) {
     for (int k = 0; k < problem_.runs_per_instance(); ++k)
-      busy[static_cast<size_t>(letters_[one].rank)] +=
-          problem_.scaled(letters_[one].time, microbatch_of(problem_, one, k));
+      busy[static_cast<size_t>(letters_[one].rank)] += time_of(problem_, letters_[one], one, k);
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) busy[rank] -= ranks_[rank].hidden;
   return *std::ranges::max_element(busy);

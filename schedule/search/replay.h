@@ -44,7 +44,8 @@ class Replay {
     Ticks hidden;  // by its compounds
   };
 
-  template <bool kCompounds>  // false: every letter is a step
+  // Without compounds every letter is a step; plain microbatches have one scale and no slices.
+  template <bool kCompounds, bool kPlain>
   bool run_steps(const Words& words);
   bool run_compound(RankState* rank, const Letter** next, Ticks* time);
   Ticks end_of_need(const LetterInfo& info, int k) const;

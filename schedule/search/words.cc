@@ -69,7 +69,7 @@ std::vector<LetterInfo> letters_of(const Problem& problem) {
       if (problem.microbatch_scale.empty())
         input.delay -= work.recomputation;
       else
-        input.lead = work.recomputation;
+        input.recomputes = work.recomputation > 0;
     }
   }
   return letters;

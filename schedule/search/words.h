@@ -69,24 +69,32 @@ constexpr size_t step_size(const Letter* first) {
 
 // What the engine needs to know about a letter, without its stage's neighbours and placement.
 struct LetterInfo {
-  Ticks time = 0;   // of a microbatch whose scale is 1
-  Ticks delay = 0;  // from the end of `need` to the earliest start of this letter; see delay_of()
-  // How much sooner this letter may start, at scale 1: 0 if no microbatch has another scale, as
-  // `delay` then is less by it.
-  Ticks lead = 0;
+  Ticks time = 0;    // of a microbatch whose scale is 1
+  Ticks delay = 0;   // from the end of `need` to the earliest start of this letter; see delay_of()
   int need = -1;     // the letter whose same instance must end before this one starts, or -1
   int unlocks = -1;  // the other letter than W that needs this one, or -1
-  bool needs_last_slice = false;  // of its microbatch, rather than the same instance
   int rank = 0;
+  bool needs_last_slice = false;  // of its microbatch, rather than the same instance
+  bool recomputes = false;        // before what it needs has arrived
 };
+static_assert(sizeof(LetterInfo) == 32, "so that an index is a shift");
 // Which instance of `need` must end before the k-th of this letter starts.
 inline int needed_instance(const Problem& problem, const LetterInfo& info, int k) {
   return info.needs_last_slice ? problem.backward_at(k - k % problem.slices) : k;
 }
-// The delay of the k-th of a letter.
+// The time of the k-th of a letter.
+inline Ticks time_of(const Problem& problem, const LetterInfo& info, Letter letter, int k) {
+  if (problem.microbatch_scale.empty()) [[likely]]
+    return info.time;
+  return problem.scaled(info.time, microbatch_of(problem, letter, k));
+}
+// The delay of the k-th of a letter: less by its recomputation, whose time depends on k if
+// microbatches have scales; without them LetterInfo::delay.
 inline Ticks delay_of(const Problem& problem, const LetterInfo& info, Letter letter, int k) {
-  return info.lead == 0 ? info.delay
-                        : info.delay - problem.scaled(info.lead, microbatch_of(problem, letter, k));
+  if (!info.recomputes) [[likely]]
+    return info.delay;
+  return info.delay - problem.scaled(problem.work(stage_of(letter)).recomputation,
+                                     microbatch_of(problem, letter, k));
 }
 // One entry per letter of the problem: 3 * num_instances.
 std::vector<LetterInfo> letters_of(const Problem& problem);
