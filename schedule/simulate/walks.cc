@@ -93,9 +93,11 @@ class OrderWalk {
     for (const ActionPart part : action.parts()) {
       const Links& links = links_of(part, rank);
       if (links.from == kNone) continue;
-      const double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
+      double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
       if (arrival == kNotMade) return false;
-      start = std::max(start, arrival - lead_of(part, rank, number));
+      if (table_.has_leads()) [[unlikely]]
+        arrival -= lead_of(part, rank, number);
+      start = std::max(start, arrival);
     }
     double duration =
         table_.duration_by(action, [&](ActionPart part) { return instances_.on(rank, part); });
@@ -215,8 +217,10 @@ class ProgramWalk {
     const double unsharded = std::exchange(unsharded_[instance_on(rank, part)], 0);
     const uint32_t receive = transfers_.receive_of(end_of(part, rank), part);
     if (receive == EdgeTransfers::kNone) return unsharded;
-    const double lead = table_.lead(part, instances_.on(rank, part)) * stretch;
-    return std::max(unsharded, timeline_[receive].end - lead);
+    double arrival = timeline_[receive].end;
+    if (table_.has_leads()) [[unlikely]]
+      arrival -= table_.lead(part, instances_.on(rank, part)) * stretch;
+    return std::max(unsharded, arrival);
   }
 
   // When a SEND or the last REDUCE_GRAD of a stage ends; 0 if there is none before its WAIT.
