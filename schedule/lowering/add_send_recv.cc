@@ -30,6 +30,7 @@ class SendRecvPass {
  public:
   explicit SendRecvPass(ir::Program program)
       : program_(std::move(program)),
+        instances_(program_.placement.instances()),
         made_(program_.placement, program_.num_microbatches),
         awake_((program_.rows.size() + kBits - 1) / kBits) {
     find_passings();
@@ -95,7 +96,7 @@ class SendRecvPass {
     return ir::gives_input_gradient(kind) ? kBackward : kNeither;
   }
   const Passing& passing(ir::ActionPart part, Direction direction) const {
-    const int instance = program_.placement.instances().of(part.stage(), part.microbatch());
+    const int instance = instances_.of(part.stage(), part.microbatch());
     return passings_[2 * static_cast<size_t>(instance) + direction];
   }
 
@@ -175,6 +176,7 @@ class SendRecvPass {
   static void write(const ir::Action& action, Turn* turn) { *turn->written++ = action; }
 
   ir::Program program_;
+  const ir::InstanceNumbers instances_;
   std::vector<Passing> passings_;           // by instance and direction
   ir::StageMicrobatchTable<uint8_t> made_;  // one bit per direction
   std::vector<Turn> turns_;                 // by rank

@@ -118,6 +118,7 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, Reduc
   PW_CHECK(!every || *every >= 1, "a REDUCE_GRAD comes after at least one microbatch");
   program.lowering.reduce_every = every;
   const ir::Placement& placement = program.placement;
+  const ir::InstanceNumbers instances = placement.instances();
   std::vector<int> gradients(static_cast<size_t>(placement.num_instances()));  // B or W so far
   // An action to insert after the one at this step.
   struct Insertion {
@@ -134,7 +135,7 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, Reduc
     for (size_t step = 0; step < row.size(); ++step) {
       for (const ir::ActionPart part : row[step].parts()) {
         if (!ir::completes_backward(part.kind())) continue;
-        const int instance = placement.instances().of(part.stage(), part.microbatch());
+        const int instance = instances.of(part.stage(), part.microbatch());
         const int count = ++gradients[static_cast<size_t>(instance)];
         const int all = placement.microbatches_of_instance(instance, program.num_microbatches);
         if (count != all && !(every && count % *every == 0)) continue;
