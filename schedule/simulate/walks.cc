@@ -23,7 +23,8 @@ namespace {
 using ir::ActionKind;
 using ir::ActionPart;
 
-template <typename Instances>
+// kLeads: whether some backward may start before its gradient arrives.
+template <typename Instances, bool kLeads>
 class OrderWalk {
  public:
   OrderWalk(const ir::ComputeOrder& order, const Instances& instances, const CostTable& table,
@@ -95,8 +96,7 @@ class OrderWalk {
       if (links.from == kNone) continue;
       double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
       if (arrival == kNotMade) return false;
-      if (table_.has_leads()) [[unlikely]]
-        arrival -= lead_of(part, rank, number);
+      if (kLeads) arrival -= lead_of(part, rank, number);
       start = std::max(start, arrival);
     }
     double duration =
@@ -280,8 +280,9 @@ class ProgramWalk {
 std::optional<ir::Timeline> simulate_order(const ir::ComputeOrder& order, const CostTable& table,
                                            std::span<const double> stretch) {
   if (!EdgeTransfers::fit(order)) return std::nullopt;
-  return ir::with_instances(order.placement, [&](const auto& instances) {
-    return OrderWalk(order, instances, table, stretch).run();
+  return ir::with_instances(order.placement, [&]<typename Instances>(const Instances& instances) {
+    return table.has_leads() ? OrderWalk<Instances, true>(order, instances, table, stretch).run()
+                             : OrderWalk<Instances, false>(order, instances, table, stretch).run();
   });
 }
 
