@@ -58,8 +58,7 @@ const std::vector<PolicyOption>& policy_options() {
 schedules::Shape shape_of(const Invocation& invocation, const schedules::ScheduleSpec* spec,
                           MemoryOption memory_option) {
   const auto memory = invocation.text("--memory");
-  const int replicas = invocation.number("--replicas").value_or(0);
-  if (replicas > 2) throw wrong_value("--replicas", "1 or 2", std::to_string(replicas));
+  const int replicas = replicas_of(invocation);
   const bool takes_memory =
       memory_option == MemoryOption::kOfSchedule ||
       (spec != nullptr &&
@@ -98,6 +97,12 @@ bool is_file(const std::string& word) {
 }
 
 }  // namespace
+
+int replicas_of(const Invocation& invocation) {
+  const int replicas = invocation.number("--replicas").value_or(0);
+  if (replicas > 2) throw wrong_value("--replicas", "1 or 2", std::to_string(replicas));
+  return replicas;
+}
 
 double positive_number(const std::string& option, std::string_view text) {
   return number_of<double>(option, text, "a number above 0, up to 1e+18",

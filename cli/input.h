@@ -51,6 +51,9 @@ Input read_input(const Invocation& invocation, const std::string& word, Console&
 // Ends the command if the input could not be read: prints its diagnostics and throws Failed.
 void require_ok(const Input& input, Console& console);
 
+// The value of --replicas, 1 or 2; 0 if it is not given. Throws UsageError.
+int replicas_of(const Invocation& invocation);
+
 // A number above 0, the value of an option. Throws UsageError.
 double positive_number(const std::string& option, std::string_view text);
 // The same for --memory and --memory-bytes: one number, or one per rank, separated by commas.

@@ -72,9 +72,8 @@ std::vector<int> microbatch_sizes(const Invocation& invocation) {
 }
 
 // 1 or 2. Ends the command if another option is of one replica.
-int replicas_of(const Invocation& invocation) {
-  const int replicas = invocation.number("--replicas").value_or(1);
-  if (replicas > 2) throw wrong_value("--replicas", "1 or 2", std::to_string(replicas));
+int replicas_to_search(const Invocation& invocation) {
+  const int replicas = std::max(1, replicas_of(invocation));
   for (const char* option : {"--layers", "--recompute", "--offload"}) {
     if (replicas == 2 && invocation.has(option))
       throw UsageError(fmt::format("--replicas 2 cannot be used with {}", option));
@@ -262,7 +261,7 @@ AskedSearch read_search(const Invocation& invocation, Console& console) {
     throw UsageError(fmt::format("--slices: expected at most {} slices of all microbatches, got {}",
                                  ir::kMaxMicrobatches, int64_t{slices} * request.num_microbatches));
   request.num_microbatches *= slices;
-  const int replicas = replicas_of(invocation);
+  const int replicas = replicas_to_search(invocation);
   const bool is_free = asked.placement == "free";
   const int per_rank = is_free ? 1 : search::default_stages_per_rank(asked.placement);
   const int64_t stages = invocation.number("--stages")
