@@ -119,7 +119,12 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, Reduc
   program.lowering.reduce_every = every;
   const ir::Placement& placement = program.placement;
   const ir::InstanceNumbers instances = placement.instances();
-  std::vector<int> gradients(static_cast<size_t>(placement.num_instances()));  // B or W so far
+  const auto all_of = [&](int instance) {
+    return placement.microbatches_of_instance(instance, program.num_microbatches);
+  };
+  std::vector<int> left;  // B or W that are still to come, by instance
+  for (int instance = 0; instance < placement.num_instances(); ++instance)
+    left.push_back(all_of(instance));
   // An action to insert after the one at this step.
   struct Insertion {
     size_t step;
@@ -136,9 +141,8 @@ ir::Program add_reduce_grad(ir::Program program, std::optional<int> every, Reduc
       for (const ir::ActionPart part : row[step].parts()) {
         if (!ir::completes_backward(part.kind())) continue;
         const int instance = instances.of(part.stage(), part.microbatch());
-        const int count = ++gradients[static_cast<size_t>(instance)];
-        const int all = placement.microbatches_of_instance(instance, program.num_microbatches);
-        if (count != all && !(every && count % *every == 0)) continue;
+        const int still = --left[static_cast<size_t>(instance)];
+        if (still != 0 && !(every && (all_of(instance) - still) % *every == 0)) continue;
         if (pending) wait(step, *pending);
         insertions.push_back({step, {ir::ActionKind::kReduceGrad, part.stage()}});
         if (waits == ReduceWaits::kAtOnce) wait(step, part.stage());

@@ -64,6 +64,7 @@ Dispatcher::Dispatcher(const Problem& problem)
       one.memory = restores ? work.activation : std::max(work.activation, work.weight_input);
       one.input_memory =
           restores ? std::max(work.restored(), work.weight_input - work.activation) : 0;
+      one.weight_input = work.weight_input;
       for (const Pass pass : {Pass::kForward, Pass::kInput, Pass::kWeight}) {
         if (pass == Pass::kWeight && !problem.splits_backward) continue;
         for (int k = 0; k < microbatches_; ++k)
@@ -77,6 +78,17 @@ Dispatcher::Dispatcher(const Problem& problem)
     const size_t passes = problem.splits_backward ? 3 : 2;
     words_[static_cast<size_t>(rank)].reserve(passes * (state.last - state.first) *
                                               static_cast<size_t>(microbatches_));
+  }
+  for (const LetterInfo& info : letters_) {
+    Receiver& receiver = receivers_.emplace_back();
+    if (info.unlocks < 0) continue;
+    const auto next = static_cast<Letter>(info.unlocks);
+    const LetterInfo& of_next = letters_[next];
+    receiver = {.state = &states_[state_of_[static_cast<size_t>(stage_of(next))]],
+                .delay = of_next.delay,
+                .rank = of_next.rank,
+                .pass = search::pass_of(next),
+                .is_plain = !of_next.needs_last_slice && !of_next.recomputes && of_next.delay >= 0};
   }
   arrivals_.resize(2 * states_.size() * static_cast<size_t>(microbatches_));
   while ((1 << key_bits_) < 2 * stages_per_rank(problem)) ++key_bits_;
@@ -136,6 +148,7 @@ void Dispatcher::prepare_replica(const Template& numbers, int first, Ticks unit)
     const Memory most = state.memory == 0 ? microbatches_ : limit / state.memory;
     state = {.memory = state.memory,
              .input_memory = state.input_memory,
+             .weight_input = state.weight_input,
              .key = state.key,
              .stage = first + stage};
     for (const Pass pass : {Pass::kForward, Pass::kInput}) {
@@ -354,13 +367,31 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
   start(rank_index, of_input.weight, now, time);
 }
 
+[[gnu::always_inline]] inline Ticks Dispatcher::send(const Receiver& next, int k, Ticks now,
+                                                     Ticks end) {
+  StageState& state = *next.state;
+  Key* const arrivals = state.arrivals[index_of(next.pass)];
+  int& sent = state.sent[index_of(next.pass)];
+  Ticks arrival = end + next.delay;
+  if (next.is_plain) [[likely]] {
+    arrivals[sent++] = key(arrival, state, next.pass);
+    return arrival;
+  }
+  const Letter one = letter(state.stage, next.pass);
+  const LetterInfo& info = letters_[one];
+  // One that could have started before now starts now.
+  arrival = std::max(now, end + delay_of(problem_, info, one, k));
+  if (info.needs_last_slice && (k + 1) % problem_.slices != 0) return arrival;
+  while (sent <= k) arrivals[sent++] = key(arrival, state, next.pass);
+  return arrival;
+}
+
 [[gnu::always_inline]] inline void Dispatcher::start(int rank_index, Key choice, Ticks now,
                                                      Ticks compound) {
   RankState& rank = ranks_[static_cast<size_t>(rank_index)];
   StageState& state = states_[state_index(rank, choice)];
   const Pass pass = pass_of(choice);
   const Letter one = letter(state.stage, pass);
-  const LetterInfo& info = letters_[one];
   const int microbatch = state.started[index_of(pass)]++;
   const Ticks step = step_after(microbatch);
   const Ticks time = time_of(one, microbatch), end = now + std::max(time, compound);
@@ -370,7 +401,6 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
   words_[static_cast<size_t>(rank_index)].push_back(one);
   ++actions_;
   queue_.set(rank_index, end);
-  const Memory weight_input = problem_.work(state.stage).weight_input;
   switch (pass) {
     case Pass::kForward:
       rank.used += state.memory;
@@ -378,38 +408,25 @@ void Dispatcher::start_compound(int rank_index, Key choice, Key partner, Ticks n
       update_arrival(&state, Pass::kForward);
       break;
     case Pass::kInput:
-      rank.used += weight_input - state.memory;
+      rank.used += state.weight_input - state.memory;
       update_arrival(&state, Pass::kInput);
       update_arrival(&state, Pass::kForward);
       update_weight(&state);
       break;
     case Pass::kWeight:
-      rank.used -= weight_input;
+      rank.used -= state.weight_input;
       state.next_weight += step << key_bits_;
       update_weight(&state);
       return;
   }
   if (!backward_first_) state.order[index_of(pass)] += step << key_bits_;
-  if (info.unlocks < 0) return;
-
-  const auto next = static_cast<Letter>(info.unlocks);
-  const Pass next_pass = search::pass_of(next);
-  const LetterInfo& next_info = letters_[next];
-  // One that could have started before now starts now.
-  const Ticks arrival = std::max(now, end + delay_of(problem_, next_info, next, microbatch));
-  StageState& receiver = states_[state_of_[static_cast<size_t>(stage_of(next))]];
-  int& sent = receiver.sent[index_of(next_pass)];
-  if (!next_info.needs_last_slice) [[likely]] {
-    receiver.arrivals[index_of(next_pass)][microbatch] = key(arrival, receiver, next_pass);
-    ++sent;
-  } else if ((microbatch + 1) % problem_.slices == 0) {
-    while (sent <= microbatch)
-      receiver.arrivals[index_of(next_pass)][sent++] = key(arrival, receiver, next_pass);
-  }
-  update_arrival(&receiver, next_pass);
+  const Receiver& next = receivers_[one];
+  if (next.state == nullptr) return;
+  const Ticks arrival = send(next, microbatch, now, end);
+  update_arrival(next.state, next.pass);
   // A rank that is busy decides when it ends; one that idles must look at what comes.
-  if (next_info.rank != rank_index && ranks_[static_cast<size_t>(next_info.rank)].end <= now)
-    queue_.wake_by(next_info.rank, arrival);
+  if (next.rank != rank_index && ranks_[static_cast<size_t>(next.rank)].end <= now)
+    queue_.wake_by(next.rank, arrival);
 }
 
 std::optional<Ticks> Dispatcher::run(const Template& numbers, Ticks most) {

@@ -130,6 +130,7 @@ class Dispatcher {
     Ticks forward_target = 0;         // of the next F
     Memory memory = 0;                // of an activation
     Memory input_memory = 0;          // what I needs in addition
+    Memory weight_input = 0;          // what is in use from I to W
     Key key = 0;                      // of time 0 and I
     int stage = 0;
     int cap = 0;                        // most microbatches between F and I
@@ -139,6 +140,14 @@ class Dispatcher {
     std::array<Key*, 2> arrivals = {};  // of the inputs, by microbatch
 
     int in_flight() const { return started[0] - started[1]; }  // microbatches between F and I
+  };
+  // What needs the result of an F or I: the next pass of a microbatch.
+  struct Receiver {
+    StageState* state = nullptr;  // null if nothing needs it
+    Ticks delay = 0;              // as LetterInfo::delay
+    int rank = 0;
+    Pass pass = Pass::kForward;
+    bool is_plain = true;  // takes each result alone, at a delay that is constant and not negative
   };
   struct RankState {
     size_t first = 0, last = 0;  // its stages in states_
@@ -160,6 +169,8 @@ class Dispatcher {
   Key partner_of(const RankState& rank, Key choice, Ticks now, Ticks* wake) const;
   // Starts a letter, for the time of its compound where that is longer than its own.
   void start(int rank, Key choice, Ticks now, Ticks compound = 0);
+  // Notes when the k-th result, which is made at `end`, comes to a receiver. Returns that time.
+  Ticks send(const Receiver& next, int k, Ticks now, Ticks end);
   void start_compound(int rank, Key choice, Key partner, Ticks now);
   // The arrival of the next input; kNone if it has not been sent.
   static Key input_of(const StageState& state, Pass pass);
@@ -186,9 +197,10 @@ class Dispatcher {
 
   const Problem& problem_;
   std::vector<LetterInfo> letters_;
-  int microbatches_;                // that each stage runs
-  std::vector<StageState> states_;  // by rank, stages ascending
-  std::vector<size_t> state_of_;    // by stage
+  int microbatches_;                 // that each stage runs
+  std::vector<StageState> states_;   // by rank, stages ascending
+  std::vector<size_t> state_of_;     // by stage
+  std::vector<Receiver> receivers_;  // by letter
   std::vector<RankState> ranks_;
   std::vector<Key> arrivals_;  // what StageState::arrivals points to
   std::vector<Ticks> work_;    // by rank, in total

@@ -91,8 +91,10 @@ class OrderWalk {
 
   bool compute(size_t rank, const ir::Action& action, uint32_t number) {
     double start = computed_[rank];
+    std::array<const Links*, 2> found{};  // of the parts
+    size_t index = 0;
     for (const ActionPart part : action.parts()) {
-      const Links& links = links_of(part, rank);
+      const Links& links = *(found[index++] = &links_of(part, rank));
       if (links.from == kNone) continue;
       double arrival = arrivals_.at(links.from, part.microbatch())[links.is_gradient];
       if (arrival == kNotMade) return false;
@@ -104,8 +106,9 @@ class OrderWalk {
     if (!stretch_.empty()) duration *= stretch_[number];
     const double end = computed_[rank] = start + duration;
     timeline_[number] = {start, end};
+    index = 0;
     for (const ActionPart part : action.parts()) {
-      const Links& links = links_of(part, rank);
+      const Links& links = *found[index++];
       if (links.user == kNone) continue;
       arrivals_.at(part.stage(), part.microbatch())[links.is_gradient] = end + links.delay;
       walk_.wake(static_cast<size_t>(links.user));
