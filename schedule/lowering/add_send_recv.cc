@@ -22,15 +22,17 @@
 
 #include "pipewright/ir/dependencies.h"
 #include "pipewright/ir/tables.h"
+#include "pipewright/ir/walk.h"
 
 namespace pipewright::schedule {
 namespace {
 
+template <typename Instances>
 class SendRecvPass {
  public:
-  explicit SendRecvPass(ir::Program program)
+  SendRecvPass(ir::Program program, const Instances& instances)
       : program_(std::move(program)),
-        instances_(program_.placement.instances()),
+        instances_(instances),
         made_(program_.placement, program_.num_microbatches),
         awake_((program_.rows.size() + kBits - 1) / kBits) {
     find_passings();
@@ -95,8 +97,8 @@ class SendRecvPass {
     if (kind == ir::ActionKind::kForward) return kForward;
     return ir::gives_input_gradient(kind) ? kBackward : kNeither;
   }
-  const Passing& passing(ir::ActionPart part, Direction direction) const {
-    const int instance = instances_.of(part.stage(), part.microbatch());
+  const Passing& passing(ir::ActionPart part, size_t rank, Direction direction) const {
+    const int instance = instances_.on(rank, part);
     return passings_[2 * static_cast<size_t>(instance) + direction];
   }
 
@@ -123,7 +125,7 @@ class SendRecvPass {
         for (const ir::ActionPart part : action.parts()) {
           const Direction direction = direction_of(part.kind());
           if (direction == kNeither) continue;
-          const int to = passing(part, direction).to_rank;
+          const int to = passing(part, rank, direction).to_rank;
           if (to == kNone) continue;
           ++transfers[rank];
           ++transfers[static_cast<size_t>(to)];
@@ -143,17 +145,17 @@ class SendRecvPass {
 
   // Whether the result that a part needs from another stage exists. Results of its own stage follow
   // from the order of its row.
-  bool is_ready(ir::ActionPart part) const {
+  bool is_ready(ir::ActionPart part, size_t rank) const {
     const Direction direction = direction_of(part.kind());
     if (direction == kNeither) return true;
-    const int from = passing(part, direction).from_stage;
+    const int from = passing(part, rank, direction).from_stage;
     return from == kNone || (made_.at(from, part.microbatch()) & 1u << direction) != 0;
   }
 
   // `action` is a copy: its place in the row may be written to.
   bool take(ir::Action action, size_t rank) {
     for (const ir::ActionPart part : action.parts()) {
-      if (!is_ready(part)) return false;
+      if (!is_ready(part, rank)) return false;
     }
     if (!action.is_idle()) write(action, &turns_[rank]);
     for (const ir::ActionPart part : action.parts()) {
@@ -161,7 +163,7 @@ class SendRecvPass {
       if (direction == kNeither) continue;
       uint8_t& made = made_.at(part.stage(), part.microbatch());
       made = static_cast<uint8_t>(made | 1u << direction);
-      const Passing& pass = passing(part, direction);
+      const Passing& pass = passing(part, rank, direction);
       if (pass.to_rank == kNone) continue;
       const auto to = static_cast<size_t>(pass.to_rank);
       write(with_microbatch(pass.send, part.microbatch()), &turns_[rank]);
@@ -176,7 +178,7 @@ class SendRecvPass {
   static void write(const ir::Action& action, Turn* turn) { *turn->written++ = action; }
 
   ir::Program program_;
-  const ir::InstanceNumbers instances_;
+  const Instances instances_;
   std::vector<Passing> passings_;           // by instance and direction
   ir::StageMicrobatchTable<uint8_t> made_;  // one bit per direction
   std::vector<Turn> turns_;                 // by rank
@@ -186,7 +188,10 @@ class SendRecvPass {
 }  // namespace
 
 std::optional<ir::Program> add_send_recv(ir::Program program) {
-  return SendRecvPass(std::move(program)).run();
+  const ir::Placement placement = program.placement;  // which the pass does not move
+  return ir::with_instances(placement, [&](const auto& instances) {
+    return SendRecvPass(std::move(program), instances).run();
+  });
 }
 
 }  // namespace pipewright::schedule
