@@ -169,6 +169,7 @@ set(pipewright_checkpoint_sources
     comms/process/addresses.cc
     comms/process/environment.cc
     comms/process/error_file.cc
+    comms/process/private_sockets.cc
     layout/boxes.cc
     layout/layout.cc
 )

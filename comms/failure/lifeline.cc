@@ -1,8 +1,6 @@
 #include "pipewright/comms/failure/lifeline.h"
 
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -11,11 +9,11 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "pipewright/comms/process/addresses.h"
+#include "pipewright/comms/process/private_sockets.h"
 #include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
@@ -60,40 +58,14 @@ std::string port_of(int socket) {
 
 std::string why() { return std::strerror(errno); }
 
-// The descriptors of all lifelines of this process. A child that it forks, such as a data loader,
-// would keep them open after this process has ended, or say goodbye in its name. So they lead to
-// /dev/null there.
-struct Descriptors {
-  std::mutex mutex;
-  std::set<int> open;
-};
-Descriptors& descriptors() {
-  static Descriptors& all = *new Descriptors;
-  static const int registered = pthread_atfork([] { all.mutex.lock(); }, [] { all.mutex.unlock(); },
-                                               [] {
-                                                 const int null = ::open("/dev/null", O_RDWR);
-                                                 for (const int descriptor : all.open)
-                                                   dup2(null, descriptor);
-                                                 close(null);
-                                                 all.mutex.unlock();
-                                               });
-  static_cast<void>(registered);
-  return all;
-}
-
 }  // namespace
 
 Lifeline::Socket::Socket(int descriptor) : descriptor_(descriptor) {
-  if (!is_open()) return;
-  const std::lock_guard lock(descriptors().mutex);
-  descriptors().open.insert(descriptor);
+  if (is_open()) make_private(descriptor);
 }
 
 Lifeline::Socket::~Socket() {
-  if (!is_open()) return;
-  const std::lock_guard lock(descriptors().mutex);
-  descriptors().open.erase(descriptor_);
-  close(descriptor_);
+  if (is_open()) close_private(descriptor_);
 }
 
 Lifeline::Socket::Socket(Socket&& other) noexcept

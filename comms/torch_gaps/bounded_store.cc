@@ -54,7 +54,9 @@ BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
                            const std::function<void()>& meanwhile)
     : BoundedStore(prefix, host, owner, options,
                    connect(host, options.isServer, options, meanwhile),
-                   std::make_shared<std::atomic<int64_t>>(options.timeout.count())) {}
+                   std::make_shared<std::atomic<int64_t>>(options.timeout.count())) {
+  if (options.isServer) server_.emplace(static_cast<c10d::TCPStore&>(*store_).getPort());
+}
 
 BoundedStore::BoundedStore(const std::string& prefix, const std::string& host,
                            const std::string& owner, const c10d::TCPStoreOptions& options,

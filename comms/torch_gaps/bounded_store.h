@@ -6,10 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
+
+#include "pipewright/comms/process/private_sockets.h"
 
 namespace pipewright::comms {
 
@@ -21,6 +24,7 @@ namespace pipewright::comms {
 // within 15 s (device_event.h). The connection is then closed, because a late answer would be taken
 // for that of the next request, and all later requests throw at once.
 // wait() and get() have their own timeout, and throw torch's c10::DistStoreError when it is over.
+// A child that the server's process forks does not keep the server's sockets open.
 // Thread-safe; requests of several threads run one after the other.
 class BoundedStore final : public c10d::PrefixStore {
  public:
@@ -77,6 +81,7 @@ class BoundedStore final : public c10d::PrefixStore {
   const std::string host_, owner_;
   const c10d::TCPStoreOptions options_;
   const std::vector<int> sockets_;            // owned by the TCPStore, and open as long as it lives
+  std::optional<PrivateServer> server_;       // of the store that started it, not of its clones
   const Limit limit_ms_;                      // shared with clones
   std::atomic<int64_t> socket_limit_ms_ = 0;  // what the sockets have; 0: none
 };

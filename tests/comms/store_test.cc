@@ -4,12 +4,15 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -37,13 +40,14 @@ class StoreHost {
     port_ = static_cast<uint16_t>(port);
   }
   ~StoreHost() {
-    kill(process_, SIGKILL);
+    kill_it();
     pclose(pipe_);
   }
   StoreHost(const StoreHost&) = delete;
   StoreHost& operator=(const StoreHost&) = delete;
 
   uint16_t port() const { return port_; }
+  void kill_it() const { kill(process_, SIGKILL); }
   // From now on the process answers nothing. Its connections stay open.
   void stop() const {
     kill(process_, SIGSTOP);
@@ -183,6 +187,34 @@ TEST(Store, TheLimitOfRequestsMayChange) {
     const std::string error = error_of([&] { one->check({"key"}); });
     EXPECT_EQ(error.find(named(host.port()) + " does not answer: "), 0U) << error;
   }
+}
+
+// A data loader outlives the process that it was forked from. Whoever is connected to that, or
+// connects, learns that it has ended.
+TEST(Store, AForkedChildDoesNotStandInForTheHost) {
+  const StoreHost host;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(host.port());
+  const auto connected = [&](int to) {
+    return connect(to, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+  };
+  const int own = socket(AF_INET, SOCK_STREAM, 0), late = socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_TRUE(connected(own));
+  c10d::TCPStoreOptions options;
+  options.port = host.port();
+  BoundedStore store("", "127.0.0.1", "its host", options);  // accepted after `own`
+  store.set("fork", "1");
+  store.wait({"forked"}, kLimit);
+  host.kill_it();
+  const timeval limit{.tv_sec = 20, .tv_usec = 0};
+  setsockopt(own, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  char byte = 0;
+  EXPECT_EQ(recv(own, &byte, 1, 0), 0) << strerror(errno);
+  EXPECT_FALSE(connected(late));
+  close(own);
+  close(late);
 }
 
 // The host of the store need not be a rank: torchrun's agent is none.

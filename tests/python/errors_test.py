@@ -238,6 +238,18 @@ def a_rank_is_killed(rank, kind):
         schedule.step(*([x] if rank == 0 else []), target=y)
 
 
+def a_rank_with_a_child_is_killed(rank, read_end, write_end):
+    """Rank 0, whose child, like a data loader's worker, lives until nobody holds the other end of its pipe."""
+    modules, schedule = make_schedule("1F1B", lambda index: Mortal(), 2, 4)
+    if rank == 0 and os.fork() == 0:
+        os.close(write_end)
+        os.read(read_end, 1)
+        os._exit(0)
+    Mortal.dies_at = "F" if rank == 0 else None
+    x, y = torch.randn(8, 8, dtype=DTYPE), torch.randn(8, 8, dtype=DTYPE)
+    schedule.step(*([x] if rank == 0 else []), target=y)
+
+
 def a_sharded_rank_is_killed(rank, kind):
     """Rank 3 of 2 x 2, before a collective of FSDP2 that rank 2 waits for."""
     from pipewright_torch._data_parallel import Fsdp
@@ -340,6 +352,16 @@ class ErrorsTest(unittest.TestCase):
             self.assertEqual(texts[dead], "", kind)
             lost = r"\n  rank 1: host .*: has ended" if dead else "rank 0, which hosts the store, has ended"
             self.assertRegex(texts[1 - dead], lost, kind)
+
+    def test_a_child_does_not_stand_in_for_a_killed_rank(self):
+        read_end, write_end = os.pipe()
+        try:
+            texts = errors_of(a_rank_with_a_child_is_killed, 2, "gloo", read_end, write_end)
+        finally:
+            os.close(write_end)
+            os.close(read_end)
+        self.assertEqual(texts[0], "")
+        self.assertRegex(texts[1], "rank 0, which hosts the store, has ended")
 
     def test_a_killed_rank_ends_collectives(self):
         for method in ("unshard", "reduce_grad"):
