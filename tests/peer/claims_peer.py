@@ -1,4 +1,4 @@
-"""What docs/pytorch.md says about PyTorch, tried with the PyTorch under test: prints the table of the page.
+"""What docs/pytorch.md and docs/python.md say about PyTorch, tried with the PyTorch under test: prints it as a table.
 
 Run by Bazel with tag `peer`: claims_peer.py. Each claim is a function that looks, and what it sees in 2.11 and in 2.15. It
 runs on Gloo ranks of its own, because some leave them broken.
@@ -7,6 +7,7 @@ runs on Gloo ranks of its own, because some leave them broken.
 import os
 import sys
 import tempfile
+import threading
 import unittest
 
 import torch
@@ -55,6 +56,49 @@ class Checkpointed(Layer):
 
     def forward(self, x):
         return checkpoint(self.run, x, use_reentrant=False)
+
+
+class Scale(torch.autograd.Function):
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        Scale.backwards += 1
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum(0)
+
+
+class Scaled(Layer):
+    """Has an autograd.Function of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.linear(Scale.apply(x, self.weight))
+
+
+class Raises(Layer):
+    raises = False
+
+    def forward(self, x):
+        if Raises.raises:
+            raise ValueError("out of luck")
+        return super().forward(x)
+
+
+class Waits(Exception):
+    """A step has not ended."""
+
+
+class Refused(Exception):
+    """What the error says."""
 
 
 class Run:
@@ -152,6 +196,48 @@ def ddp_reduces(rank, name):
     grads = [torch.empty_like(run.gradients()) for _ in range(RANKS)]
     dist.all_gather(grads, run.gradients())
     return "reduced" if torch.equal(*grads) else "not reduced"
+
+
+def backwards_of_a_function(rank, name):
+    run = Run(name, rank, Scaled)
+    run.step()
+    Scale.backwards = 0
+    run.step()
+    return f"{Scale.backwards / len(run.modules) / (run.rows / 2):g} backwards"
+
+
+def compiled(rank, name):
+    try:
+        Run(name, rank, wrap=lambda module: torch.compile(module, backend="aot_eager")).step()
+    except RuntimeError as error:
+        raise Refused if "not supported with stage modules that have used torch.compile" in str(error) else error
+    return "runs"
+
+
+def others_wait(rank, mine, step):
+    """What this rank raises, if it is `mine`; the other one waits although this one still lives."""
+    if rank == mine:
+        try:
+            step()
+        except Exception as error:
+            return type(error).__name__
+    waiting = threading.Thread(target=step, daemon=True)
+    waiting.start()
+    waiting.join(3)
+    raise Waits if waiting.is_alive() else AssertionError
+
+
+def an_exception(rank):
+    run = Run("1F1B", rank, Raises)
+    run.step()
+    Raises.raises = rank == 1
+    return others_wait(rank, 1, run.step)
+
+
+def a_wrong_batch(rank):
+    run = Run("1F1B", rank)
+    run.step()
+    return others_wait(rank, 0, lambda: run.step(rows=run.rows if rank else 2))
 
 
 def in_one_process(look):
@@ -263,7 +349,14 @@ for name in MULTI[1:3]:
 for name in MULTI[1:]:
     CLAIMS.append((f"forwards of a checkpointed stage per microbatch ({name})",
                    lambda rank, name=name: checkpointed_forwards(rank, name), "", "2.0625" if name == "DualPipeV" else "2.5", "2"))
+for name in MULTI[1:]:
+    CLAIMS.append((f"backwards of a user's autograd.Function per microbatch ({name})",
+                   lambda rank, name=name: backwards_of_a_function(rank, name), "", "1.", "1"))
+for name in MULTI[1:]:
+    CLAIMS.append((f"`torch.compile` ({name})", lambda rank, name=name: compiled(rank, name), "", "Refused", "runs"))
 CLAIMS += [
+    ("an exception on the last rank", an_exception, "", "RuntimeError; Waits", "StepErrors"),
+    ("a batch with fewer rows than microbatches", a_wrong_batch, "", "ValueError; Waits", "BatchErrors"),
     ("microbatches of two sizes (1F1B)", lambda rank: sizes_may_differ(rank, "1F1B"), "", "RuntimeError", "run"),
     ("the exported 1F1B, last rank", in_one_process(exported_1f1b), "1F1,1B0", "1F1,1B0", "1F0,1B0,1F1,1B1"),
     ("the simulator, for a program with UNSHARD", in_one_process(simulates_unshard), "ValueError", "ValueError", "runs"),

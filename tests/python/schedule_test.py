@@ -219,6 +219,20 @@ def split_backward_runs_user_functions_once(rank):
         assert Scale.backwards == times, (name, Scale.backwards)
 
 
+def gradients_add_up_over_steps(rank):
+    """Of microbatches whose sizes differ by one."""
+    x, y = (tensor[:7] for tensor in batch(4)[:2])
+    split = [((a,), {}, b) for a, b in zip(x.tensor_split(4), y.tensor_split(4))]
+    expected, _, _ = plain(lambda index: Mlp(), 2, mse, split)
+    for module in expected:
+        for parameter in module.parameters():
+            parameter.grad *= 2
+    modules, schedule = make_schedule("1F1B", lambda index: Mlp(), 2, 4)
+    for _ in range(2):
+        schedule.step(*([x] if rank == 0 else []), target=y)
+    assert_gradients(modules, dict(enumerate(expected)))
+
+
 class Recomputed(torch.nn.Module):
     """A part that stores its inputs only, with random numbers, a structure and None."""
 
@@ -322,7 +336,7 @@ def a_schedule_is_garbage(rank):
 
 def on_two_ranks(rank):
     for body in (structures, chunk_specs, arguments_get_gradients, kinds_of_stages, split_backward_runs_user_functions_once,
-                 checkpoint_recomputes_once, a_step_is_recorded, wrong_arguments, a_schedule_is_garbage):
+                 gradients_add_up_over_steps, checkpoint_recomputes_once, a_step_is_recorded, wrong_arguments, a_schedule_is_garbage):
         if rank == 0:
             print(body.__name__, flush=True)
         body(rank)
