@@ -106,6 +106,8 @@ int stages_per_rank(const Problem& problem);
 class Dispatcher {
  public:
   explicit Dispatcher(const Problem& problem);
+  Dispatcher(const Dispatcher&) = delete;  // points into itself
+  Dispatcher& operator=(const Dispatcher&) = delete;
 
   // The cost of the schedule that the template makes, or nullopt if it does not finish or costs
   // more than `most`. The schedule fits the memory limits. words() has it until the next call.
