@@ -124,7 +124,28 @@ class Fsdp:
         for root in self._roots:
             if hasattr(root, "reset_iter_state"):  # since torch 2.15
                 root.reset_iter_state()
+            else:
+                _reset_iteration(root)
         self.reshard()
+
+
+def _reset_iteration(root: FSDPModule) -> None:
+    """Makes FSDP2 forget a step that failed. Otherwise ranks would prefetch by orders of forwards that differ."""
+    state = root._get_fsdp_state()
+    state._comm_ctx.post_forward_order.clear()
+    state._comm_ctx.all_gather_state = state._comm_ctx.reduce_scatter_state = None
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+    for one in state._state_ctx.all_states:
+        one._training_state = TrainingState.IDLE
+        one._modules_to_run_forward.clear()
+        if group := one._fsdp_param_group:
+            group._post_forward_indices.clear()
+            group._partial_reduce_output = None
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
 
 
 class Ddp:
