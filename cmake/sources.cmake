@@ -170,6 +170,7 @@ set(pipewright_checkpoint_sources
     comms/process/environment.cc
     comms/process/error_file.cc
     comms/process/private_sockets.cc
+    comms/process/sockets.cc
     layout/boxes.cc
     layout/layout.cc
 )

@@ -49,13 +49,6 @@ std::string own_name(const std::string& host) {
   return host;
 }
 
-std::string port_of(int socket) {
-  sockaddr_in6 bound{};  // its port lies where that of sockaddr_in does
-  socklen_t size = sizeof bound;
-  getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &size);
-  return std::to_string(ntohs(bound.sin6_port));
-}
-
 std::string why() { return std::strerror(errno); }
 
 }  // namespace
@@ -81,7 +74,7 @@ Lifeline::Lifeline(int rank, c10d::Store& store, const std::string& store_host,
     : rank_(rank) {
   if (rank == 0) {
     listener_ = listen_on_free_port();
-    store.set(kKey, own_name(store_host) + " " + port_of(listener_.get()));
+    store.set(kKey, own_name(store_host) + " " + std::to_string(local_port(listener_.get())));
     return;
   }
   store.wait({kKey}, timeout);

@@ -1,16 +1,14 @@
 #include "pipewright/comms/process/private_sockets.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <pthread.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <mutex>
 #include <set>
-#include <string>
-#include <system_error>
+
+#include "pipewright/comms/process/sockets.h"
 
 namespace pipewright::comms {
 namespace {
@@ -21,24 +19,13 @@ struct Private {
   std::multiset<uint16_t> ports;  // of servers
 };
 
-// 0 if it is not a socket of TCP.
-uint16_t local_port(int descriptor) {
-  sockaddr_storage own{};
-  socklen_t size = sizeof own;
-  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &size) != 0) return 0;
-  if (own.ss_family == AF_INET) return ntohs(reinterpret_cast<const sockaddr_in&>(own).sin_port);
-  if (own.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(own).sin6_port);
-  return 0;
-}
-
 // In a child, which has this thread only.
 void leave_to_parent(Private& all) {
-  if (!all.ports.empty()) {
-    std::error_code none;  // without /proc the child keeps them
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", none)) {
-      const int descriptor = std::stoi(entry.path().filename());
-      if (all.ports.contains(local_port(descriptor))) all.sockets.insert(descriptor);
+  try {
+    for (const uint16_t port : all.ports) {
+      for (const int socket : sockets_from(port)) all.sockets.insert(socket);
     }
+  } catch (const std::filesystem::filesystem_error&) {  // the child keeps them
   }
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int socket : all.sockets) dup3(null, socket, O_CLOEXEC);

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <thread>
+#include <vector>
 
 namespace pipewright::comms {
 
@@ -47,6 +49,13 @@ inline void keep_alive(int socket) {
   set(IPPROTO_TCP, TCP_KEEPCNT, 5);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, 15000);  // in ms; for data that is not acknowledged
 }
+
+// The port at this process's end of a socket; 0 of what is no socket of TCP.
+uint16_t local_port(int descriptor);
+// This process's sockets of TCP with that port at their own end, or at the other one. Throw
+// std::filesystem::filesystem_error if /proc/self/fd cannot be read.
+std::vector<int> sockets_from(uint16_t port);
+std::vector<int> sockets_to(uint16_t port);
 
 }  // namespace pipewright::comms
 

@@ -3,12 +3,10 @@
 // connected to the server's port and was not before the store connected, and sets the timeout.
 #include "pipewright/comms/torch_gaps/bounded_store.h"
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <future>
 #include <stdexcept>
 #include <thread>
@@ -17,23 +15,6 @@
 
 namespace pipewright::comms {
 namespace {
-
-// This process's sockets that are connected to that port of any host.
-std::vector<int> sockets_to(uint16_t port) {
-  std::vector<int> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int socket = std::stoi(entry.path().filename());
-    sockaddr_storage peer{};
-    socklen_t size = sizeof peer;
-    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
-    const in_port_t peer_port = peer.ss_family == AF_INET6
-                                    ? reinterpret_cast<const sockaddr_in6&>(peer).sin6_port
-                                    : reinterpret_cast<const sockaddr_in&>(peer).sin_port;
-    const bool is_tcp = peer.ss_family == AF_INET || peer.ss_family == AF_INET6;
-    if (is_tcp && ntohs(peer_port) == port) found.push_back(socket);
-  }
-  return found;
-}
 
 void set_timeout(int socket, std::chrono::milliseconds timeout) {
   timeval limit{};

@@ -21,7 +21,7 @@ namespace pipewright::comms {
 //
 // A request that is not answered within a limit, by default the timeout of the options, throws
 // std::runtime_error, as does one whose connection breaks; if the server's host vanishes, it breaks
-// within 15 s (device_event.h). The connection is then closed, because a late answer would be taken
+// within 15 s (sockets.h). The connection is then closed, because a late answer would be taken
 // for that of the next request, and all later requests throw at once.
 // wait() and get() have their own timeout, and throw torch's c10::DistStoreError when it is over.
 // A child that the server's process forks does not keep the server's sockets open.

@@ -3,12 +3,10 @@
 #include "pipewright/comms/failure/failure_domain.h"
 
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <future>
 #include <memory>
 #include <thread>
@@ -59,17 +57,7 @@ bool all_fail(const std::vector<std::unique_ptr<Rank>>& ranks) {
 // The lifelines of this process that end at rank 0.
 std::vector<int> lifelines(c10d::Store& store) {
   const std::string place = store.get_to_str("lifeline");
-  const int port = std::stoi(place.substr(place.find(' ')));
-  std::vector<int> sockets;
-  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int socket = std::stoi(file.path().filename());
-    sockaddr_in peer{};
-    socklen_t size = sizeof peer;
-    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
-        peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
-      sockets.push_back(socket);
-  }
-  return sockets;
+  return sockets_to(static_cast<uint16_t>(std::stoi(place.substr(place.find(' ')))));
 }
 
 // All of them are made again, because those that did not break may have broken at one end.

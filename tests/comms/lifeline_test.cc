@@ -115,14 +115,7 @@ TEST(Lifeline, AForkedChildDoesNotStandInForItsParent) {
 
 // The connection to that port breaks, as if its process had been killed, or its link were cut.
 void break_connection_to(int port) {
-  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int socket = std::stoi(file.path().filename());
-    sockaddr_in peer{};
-    socklen_t size = sizeof peer;
-    if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
-        peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
-      shutdown(socket, SHUT_RDWR);
-  }
+  for (const int socket : sockets_to(static_cast<uint16_t>(port))) shutdown(socket, SHUT_RDWR);
 }
 
 bool wait_for_connection(Lifeline& first, int rank, int attempt) {
