@@ -229,25 +229,18 @@ class _Driver:
 KILLS = {"F": 1, "I": 1, "W": 1, "UNSHARD": 1, "REDUCE_GRAD": 1, "SEND": 0}
 
 
-def a_rank_is_killed(rank, kind):
+def a_rank_is_killed(rank, kind, pipe=None):
+    """With a pipe the rank has a child, like a data loader's, that lives until nobody else can write to the pipe."""
     torch.manual_seed(7)
     x, y = torch.randn(8, 8, dtype=DTYPE), torch.randn(8, 8, dtype=DTYPE)
     modules, schedule = make_schedule("ZB-H1", lambda index: Mortal(), 2, 4)
+    if pipe and rank == KILLS[kind] and os.fork() == 0:
+        os.close(pipe[1])
+        os.read(pipe[0], 1)
+        os._exit(0)
     Mortal.dies_at = {"SEND": "F"}.get(kind, kind) if rank == KILLS[kind] else None
     for _ in range(3):  # stages are unsharded and reduced once per step
         schedule.step(*([x] if rank == 0 else []), target=y)
-
-
-def a_rank_with_a_child_is_killed(rank, read_end, write_end):
-    """Rank 0, whose child, like a data loader's worker, lives until nobody holds the other end of its pipe."""
-    modules, schedule = make_schedule("1F1B", lambda index: Mortal(), 2, 4)
-    if rank == 0 and os.fork() == 0:
-        os.close(write_end)
-        os.read(read_end, 1)
-        os._exit(0)
-    Mortal.dies_at = "F" if rank == 0 else None
-    x, y = torch.randn(8, 8, dtype=DTYPE), torch.randn(8, 8, dtype=DTYPE)
-    schedule.step(*([x] if rank == 0 else []), target=y)
 
 
 def a_sharded_rank_is_killed(rank, kind):
@@ -354,12 +347,12 @@ class ErrorsTest(unittest.TestCase):
             self.assertRegex(texts[1 - dead], lost, kind)
 
     def test_a_child_does_not_stand_in_for_a_killed_rank(self):
-        read_end, write_end = os.pipe()
+        pipe = os.pipe()
         try:
-            texts = errors_of(a_rank_with_a_child_is_killed, 2, "gloo", read_end, write_end)
+            texts = errors_of(a_rank_is_killed, 2, "gloo", "SEND", pipe)
         finally:
-            os.close(write_end)
-            os.close(read_end)
+            for end in pipe:
+                os.close(end)
         self.assertEqual(texts[0], "")
         self.assertRegex(texts[1], "rank 0, which hosts the store, has ended")
 

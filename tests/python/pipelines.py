@@ -7,23 +7,6 @@ import torch.distributed as dist
 DTYPE = torch.float64
 
 
-class Scale(torch.autograd.Function):
-    """A user's own function, with a weight."""
-
-    backwards = 0
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx, grad):
-        Scale.backwards += 1
-        x, weight = ctx.saved_tensors
-        return grad * weight, (grad * x).sum(dim=tuple(range(x.dim() - 1)))
-
-
 class Mlp(torch.nn.Module):
     def __init__(self, width=8):
         super().__init__()

@@ -13,10 +13,11 @@ import weakref
 import pipewright_torch as pw
 import torch
 import torch.distributed as dist
-from pipelines import DTYPE, Mlp, Scale, assert_gradients, build, make_schedule, mse, plain
+from pipelines import DTYPE, Mlp, assert_gradients, build, make_schedule, mse, plain
 from ranks import run_on_ranks
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
+from user_function import Scale
 
 WIDTH, ROWS = 8, 2
 # By stages per rank.
