@@ -136,10 +136,10 @@ def _reset_iteration(root: FSDPModule) -> None:
     state._comm_ctx.all_gather_state = state._comm_ctx.reduce_scatter_state = None
     state._state_ctx.iter_forward_root = None
     state._state_ctx.post_backward_final_callback_queued = False
-    for one in state._state_ctx.all_states:
-        one._training_state = TrainingState.IDLE
-        one._modules_to_run_forward.clear()
-        if group := one._fsdp_param_group:
+    for unit in (module for module in root.modules() if isinstance(module, FSDPModule)):
+        unit._get_fsdp_state()._training_state = TrainingState.IDLE
+        unit._get_fsdp_state()._modules_to_run_forward.clear()
+        for group in _param_groups_of(unit):
             group._post_forward_indices.clear()
             group._partial_reduce_output = None
             for parameter in group.fsdp_params:
