@@ -332,12 +332,12 @@ for name in MULTI[1:]:
             ("backwards of a user's autograd.Function", Scaled, lambda: Scale.backwards, "1.0625" if few_split else "1.5")):
         CLAIMS.append((f"{what} per microbatch ({name})",
                        lambda rank, name=name, module=module, count=count: times_per_microbatch(rank, name, module, count),
-                       "", at_least, at_least[0]))
+                       at_least, at_least, at_least[0]))
 for name in MULTI[1:]:
-    CLAIMS.append((f"`torch.compile` ({name})", lambda rank, name=name: compiled(rank, name), "", "Refused", "runs"))
+    CLAIMS.append((f"`torch.compile` ({name})", lambda rank, name=name: compiled(rank, name), "Refused", "Refused", "runs"))
 CLAIMS += [
-    ("an exception on the last rank", an_exception, "", "RuntimeError; Waits", "StepErrors"),
-    ("a batch with fewer rows than microbatches", a_wrong_batch, "", "ValueError; Waits", "BatchErrors"),
+    ("an exception on the last rank", an_exception, "RuntimeError; Waits", "RuntimeError; Waits", "StepErrors"),
+    ("a batch with fewer rows than microbatches", a_wrong_batch, "ValueError; Waits", "ValueError; Waits", "BatchErrors"),
     ("microbatches of two sizes (1F1B)", lambda rank: sizes_may_differ(rank, "1F1B"), "", "RuntimeError", "run"),
     ("the exported 1F1B, last rank", in_one_process(exported_1f1b), "1F1,1B0", "1F1,1B0", "1F0,1B0,1F1,1B1"),
     ("the simulator, for a program with UNSHARD", in_one_process(simulates_unshard), "ValueError", "ValueError", "runs"),
