@@ -13,7 +13,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "pipewright/comms/nccl/nccl_settings.h"
-#include "pipewright/comms/threads/thread_backend.h"
 
 namespace pipewright::comms {
 namespace {
@@ -52,7 +51,9 @@ at::Device nccl_device(const Environment& environment) {
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOptions& options) {
+MakeBackend nccl_backends(int world_rank, at::Device device, const StorePtr& store,
+                          const NcclOptions& options) {
+  name_traces_by(world_rank);
   for (const auto& [name, value] : nccl_environment(variables_of_process()))
     setenv(name.c_str(), value.c_str(), 1);
   if (const std::string warning = nccl_warning(variables_of_process()); !warning.empty())
@@ -69,15 +70,6 @@ MakeBackend nccl_backends(at::Device device, const StorePtr& store, const NcclOp
     backend->eagerConnectSingleDevice(device);
     return backend;
   };
-}
-
-World nccl_world(const Environment& environment, const NcclOptions& options) {
-  const at::Device device = nccl_device(environment);
-  name_traces_by(environment.rank);
-  const StorePtr store = connect_store(environment, options.timeout);
-  const MakeBackend make = with_local_groups(nccl_backends(device, store, options),
-                                             environment.world_size, options.timeout);
-  return World(environment.rank, environment.world_size, store, make, options.timeout);
 }
 
 }  // namespace pipewright::comms

@@ -36,10 +36,10 @@ at::Device nccl_device(const Environment& environment);
 // the store is reachable. Throws like nccl_device().
 World nccl_world(const Environment& environment, const NcclOptions& options = {});
 
-// The groups of such a world, for a World that is made by hand: of a rank on `device`, with a store
-// that all ranks share. Sets variables of the environment (nccl_environment()), so call it before
-// other threads read any.
-MakeBackend nccl_backends(at::Device device, const StorePtr& store,
+// The groups of such a world, for a World that is made by hand: of rank `world_rank` on `device`,
+// with a store that all ranks share. Sets variables of the environment (nccl_environment()), so
+// call it before other threads read any.
+MakeBackend nccl_backends(int world_rank, at::Device device, const StorePtr& store,
                           const NcclOptions& options = {});
 
 }  // namespace pipewright::comms

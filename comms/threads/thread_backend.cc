@@ -216,4 +216,12 @@ MakeBackend with_local_groups(MakeBackend make, int world_size, std::chrono::mil
   };
 }
 
+World world_with_local_groups(const Environment& environment, std::chrono::milliseconds timeout,
+                              const std::function<MakeBackend(const StorePtr& store)>& backends) {
+  const int size = environment.world_size;
+  const StorePtr store = connect_store(environment, timeout);
+  return World(environment.rank, size, store, with_local_groups(backends(store), size, timeout),
+               timeout);
+}
+
 }  // namespace pipewright::comms

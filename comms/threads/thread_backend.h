@@ -70,6 +70,11 @@ class ThreadBackend final : public c10d::Backend {
 // c10d's operations these have no reduction by PREMUL_SUM, no all-to-all, gather and scatter.
 MakeBackend with_local_groups(MakeBackend make, int world_size, std::chrono::milliseconds timeout);
 
+// The world of a process, whose store is that of connect_store(), with the groups that `backends`
+// makes over it, but local groups of one rank.
+World world_with_local_groups(const Environment& environment, std::chrono::milliseconds timeout,
+                              const std::function<MakeBackend(const StorePtr& store)>& backends);
+
 }  // namespace pipewright::comms
 
 #endif  // PIPEWRIGHT_COMMS_THREADS_THREAD_BACKEND_H_

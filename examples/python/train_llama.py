@@ -142,7 +142,7 @@ def loss_fn(logits, target):
 
 
 def make_stage(index, args, mesh):
-    stage = Stage(index, args)
+    stage = Stage(index, args).to(mesh.device_type)
     for block in stage.layers.values():
         if args.tp > 1:
             parallelize_module(block, mesh["tp"], Block.PLAN)
@@ -188,9 +188,12 @@ class Checkpoint:
 def main():
     args = options()
     torch.set_num_threads(1)
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     pw.register_backend()
-    dist.init_process_group("pipewright")
-    mesh = init_device_mesh("cpu", (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
+    dist.init_process_group("cpu:gloo,cuda:pipewright" if has_gpu else "pipewright")
+    mesh = init_device_mesh("cuda" if has_gpu else "cpu", (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
     rank, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
     num_stages = args.pp * args.stages_per_rank
     in_v = args.v or args.schedule in IN_V
@@ -211,13 +214,13 @@ def main():
     for step in range(int(progress["step"]), args.steps):
         for optimizer in optimizers.values():
             optimizer.zero_grad()
-        inputs, target = batch_of(text, step, args, replica)
+        inputs, target = (tensor.to(mesh.device_type) for tensor in batch_of(text, step, args, replica))
         losses = []
         schedule.step(*([inputs] if first else []), target=target if last else None, losses=losses, return_outputs=False)
         schedule.confirm()
         for optimizer in optimizers.values():
             optimizer.step()
-        loss = torch.stack(losses).mean() if last else torch.zeros(())
+        loss = torch.stack(losses).mean() if last else torch.zeros((), device=mesh.device_type)
         dist.all_reduce(loss)
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item() / (args.dp * args.tp):.6f}", flush=True)

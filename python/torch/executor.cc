@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <utility>
@@ -68,6 +69,9 @@ Executor::Executor(const ir::Program& program, const std::vector<Stage>& stages,
   passed.timeout = milliseconds_of(options.timeout);
   passed.first_timeout = milliseconds_of(options.first_timeout);
   passed.device = options.device;
+  // PyTorch's wrappers make one stream wait for what they gather: the current one.
+  passed.overlap_compounds =
+      std::ranges::none_of(stages, [](const Stage& one) { return one.data_parallel.has_value(); });
   passed.input_dims = options.input_dims;
   passed.extra_dims = options.extra_dims;
   passed.extra_of_dims = options.extra_of_dims;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pipewright/autograd/checkpoint.h"
+#include "pipewright/comms/process/environment.h"
 #include "pipewright/ir/text/schedule_json.h"
 #include "pipewright/python/schedule.h"
 #include "pipewright/python/torch/executor.h"
@@ -67,11 +68,22 @@ executor::Batch batch_of(const py::dict& fields) {
 }
 
 std::shared_ptr<World> make_world(int rank, int size, const std::string& host, uint16_t port,
-                                  int restarts, double timeout) {
-  const py::gil_scoped_release release;
+                                  int restarts, double timeout, at::Device device,
+                                  const std::optional<py::capsule>& nccl) {
+  comms::Environment environment;
+  environment.rank = rank;
+  environment.world_size = size;
+  environment.master_addr = host;
+  environment.master_port = port;
+  environment.restarts = restarts;
   const std::chrono::milliseconds limit(static_cast<int64_t>(1000 * timeout));
+  const auto backends =
+      nccl ? reinterpret_cast<NcclBackends>(PyCapsule_GetPointer(nccl->ptr(), kNcclBackends))
+           : nullptr;
+  if (nccl && !backends) throw py::error_already_set();
+  const py::gil_scoped_release release;
   // Its end waits for threads, and on rank 0 for other ranks to notice it.
-  return {new World(rank, size, host, port, restarts, limit), [](World* world) {
+  return {new World(environment, limit, device, backends), [](World* world) {
             if (!Py_IsInitialized() || !PyGILState_Check()) {
               delete world;
               return;
@@ -118,7 +130,8 @@ void define_program(py::module_& m) {
 
 void define_world(py::module_& m) {
   py::class_<World, std::shared_ptr<World>>(m, "World")
-      .def(py::init(&make_world), "rank"_a, "size"_a, "host"_a, "port"_a, "restarts"_a, "timeout"_a)
+      .def(py::init(&make_world), "rank"_a, "size"_a, "host"_a, "port"_a, "restarts"_a, "timeout"_a,
+           "device"_a, "nccl"_a.none(true))
       .def(
           "make_group",
           [](World& world, const std::string& name, const std::vector<int>& ranks) {

@@ -4,28 +4,25 @@
 
 #include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/comms/gloo/gloo.h"
-#include "pipewright/comms/process/environment.h"
+#include "pipewright/comms/threads/thread_backend.h"
 #include "pipewright/ir/errors.h"
 
 namespace pipewright::python {
 namespace {
 
-comms::Environment environment_of(int rank, int size, const std::string& host, uint16_t port,
-                                  int restarts) {
-  comms::Environment environment;
-  environment.rank = rank;
-  environment.world_size = size;
-  environment.master_addr = host;
-  environment.master_port = port;
-  environment.restarts = restarts;
-  return environment;
+comms::World make_world(const comms::Environment& environment, std::chrono::milliseconds timeout,
+                        at::Device device, NcclBackends nccl) {
+  if (!nccl) return comms::gloo_world(environment, timeout);
+  return comms::world_with_local_groups(environment, timeout, [&](const comms::StorePtr& store) {
+    return nccl(environment.rank, device, store, {.timeout = timeout});
+  });
 }
 
 }  // namespace
 
-World::World(int rank, int size, const std::string& host, uint16_t port, int restarts,
-             std::chrono::milliseconds timeout)
-    : world_(comms::gloo_world(environment_of(rank, size, host, port, restarts), timeout)) {
+World::World(const comms::Environment& environment, std::chrono::milliseconds timeout,
+             at::Device device, NcclBackends nccl)
+    : world_(make_world(environment, timeout, device, nccl)) {
   interrupts_.emplace([failures = world_->failures().weak_from_this()] {
     if (const auto domain = failures.lock()) domain->fail("KeyboardInterrupt");
   });

@@ -56,7 +56,7 @@ std::vector<comms::World> make_worlds(int size, const comms::ThreadOptions& opti
   for (int rank = 0; rank < size; ++rank) {
     worlds.emplace_back(
         rank, size, store,
-        comms::nccl_backends(device_of(rank, size), store, {.timeout = options.timeout}),
+        comms::nccl_backends(rank, device_of(rank, size), store, {.timeout = options.timeout}),
         options.timeout, watcher);
   }
   return worlds;

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed over Gloo, each a process."""
+"""Ranks of torch.distributed over Gloo, each a process. PIPEWRIGHT_TEST_DEVICE=cuda gives each a GPU, which ranks may share."""
 
 import os
 import tempfile
@@ -6,6 +6,15 @@ import tempfile
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+DEVICE = os.environ.get("PIPEWRIGHT_TEST_DEVICE", "cpu")
+
+
+def use_device(rank):
+    """Makes the device of this process the default one of its tensors."""
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.set_default_device(DEVICE)
 
 
 def run_on_ranks(work, ranks, *arguments, start_method="spawn"):
@@ -21,6 +30,7 @@ def run_on_ranks(work, ranks, *arguments, start_method="spawn"):
 
 def _run_on_rank(rank, ranks, store, work, arguments):
     torch.set_num_threads(1)
+    use_device(rank)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     work(rank, *arguments)
     dist.barrier()

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from pipelines import DTYPE, Mlp, build, mse, placement
+from ranks import DEVICE, use_device
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -108,7 +109,7 @@ def mixed_precision(mesh):
 
 
 def tensor_parallel(mesh):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("pp", "tp"))
     for name, num_stages in SCHEDULES.items():
         modules = {}
         for index, rank in enumerate(placement(name, 2, num_stages)):
@@ -204,9 +205,10 @@ def different_collectives_are_an_error(mesh):
 
 def run_rank(rank, store):
     torch.set_num_threads(1)
+    use_device(rank)
     pw.register_backend()
     dist.init_process_group("pipewright", init_method=f"file://{store}", rank=rank, world_size=4)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("pp", "dp"))
     for wrapper in WRAPPERS:
         data_parallel(mesh, wrapper)
     mixed_precision(mesh)
@@ -219,9 +221,10 @@ def run_rank(rank, store):
 def run_hybrid_rank(rank, store):
     """HSDP: 2 stages, each sharded over 2 ranks and replicated on 2. A wrong batch of one replica reaches all 8 ranks."""
     torch.set_num_threads(1)
+    use_device(rank)
     pw.register_backend()
     dist.init_process_group("pipewright", init_method=f"file://{store}", rank=rank, world_size=8)
-    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "replicate", "shard"))
+    mesh = init_device_mesh(DEVICE, (2, 2, 2), mesh_dim_names=("pp", "replicate", "shard"))
     replica = rank % 4
     for name in ("1F1B", "ZBV"):
         num_stages = SCHEDULES[name]

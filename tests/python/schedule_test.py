@@ -14,7 +14,7 @@ import pipewright_torch as pw
 import torch
 import torch.distributed as dist
 from pipelines import DTYPE, Mlp, assert_gradients, build, make_schedule, mse, plain
-from ranks import run_on_ranks
+from ranks import DEVICE, run_on_ranks
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from user_function import Scale
@@ -199,7 +199,7 @@ def kinds_of_stages(rank):
         file.flush()
         for source in ("1F1B", order, file.name):
             module = build(frozen, rank)
-            stage = PipelineStage(module, rank, 2, torch.device("cpu"), group=dist.group.WORLD)
+            stage = PipelineStage(module, rank, 2, torch.device(DEVICE), group=dist.group.WORLD)
             schedule = pw.Schedule(source, stage, 4, mse)
             schedule.step(*([x] if rank == 0 else []), target=y)
             assert_gradients({rank: module}, dict(enumerate(expected)))
@@ -311,7 +311,7 @@ def wrong_arguments(rank):
            lambda: pw.Schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", {rank: mine}, 4, mse))
     expect(TypeError, "stages: expected PipelineStages, or modules by index, got Mlp", lambda: pw.Schedule("1F1B", [mine], 4, mse))
     expect(TypeError, "n_microbatches: expected a whole number, got 4.0", lambda: pw.Schedule("1F1B", {rank: mine}, 4.0, mse))
-    expect(ValueError, "on the CPU, got meta in stage", lambda: pw.Schedule("1F1B", {rank: Mlp().to("meta")}, 4, mse))
+    expect(ValueError, "on the CPU or a GPU of CUDA, got meta in stage", lambda: pw.Schedule("1F1B", {rank: Mlp().to("meta")}, 4, mse))
 
     x, y, split = batch(4)
     _, schedule = make_schedule("1F1B", lambda index: Mlp(), 2, 4)

@@ -71,7 +71,8 @@ class Schedule:
             raise TypeError(f"n_microbatches: expected a whole number, got {n_microbatches!r}")
         if loss_fn is not None and not callable(loss_fn):
             raise TypeError(f"loss_fn: expected a function, got {type(loss_fn).__name__}")
-        world = _world.world()
+        device = _device_of(modules, stages)
+        world = _world.world(device)
         ranks = _ranks_of("group", stage_group if group is None else group)
         if dist.get_rank() not in ranks:
             raise ValueError(f"group: expected this rank, {dist.get_rank()}, among its ranks, got {ranks}")
@@ -97,7 +98,7 @@ class Schedule:
         options.scale_grads = bool(scale_grads)
         options.dynamic_shapes = bool(dynamic_shapes)
         options.timeout, options.first_timeout = _seconds("timeout", timeout), _seconds("first_timeout", first_timeout)
-        options.device = _device_of(modules)
+        options.device = device
         options.output_dims = _dims_of("output_merge_spec", output_merge_spec) or []
         if same_batch is not None:
             options.same_batch = world.make_group("same_batch", _ranks_of("same_batch", same_batch))
@@ -271,7 +272,7 @@ def _native_data_parallel(this: weakref.ref, index: int, driver: Any, device: to
     if isinstance(group, dist.ProcessGroup):
         group = group._get_backend(device)
     elif isinstance(group, list):
-        group = _world.world().make_group("data_parallel", group)
+        group = _world.world(device).make_group("data_parallel", group)
     return _native.DataParallel(functools.partial(_call_data_parallel, this, index), methods, group, getattr(driver, "frees_parameters", False))
 
 
@@ -305,7 +306,8 @@ def _ranks_of(what: str, group: dist.ProcessGroup | DeviceMesh | None) -> list[i
     return dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
 
 
-def _device_of(modules: dict[int, torch.nn.Module]) -> torch.device:
+def _device_of(modules: dict[int, torch.nn.Module], stages: Any) -> torch.device:
+    """The device of the modules' parameters; if they have none, that of the PipelineStages."""
     found: dict[torch.device, int] = {}
     for index, module in modules.items():
         for tensor in module.parameters() if isinstance(module, torch.nn.Module) else ():
@@ -313,9 +315,12 @@ def _device_of(modules: dict[int, torch.nn.Module]) -> torch.device:
     if len(found) > 1:
         (first, of_first), (other, of_other) = list(found.items())[:2]
         raise ValueError(f"stages: expected all parameters on one device, got {first} in stage {of_first} and {other} in stage {of_other}")
-    device = next(iter(found), torch.device("cpu"))
-    if device.type != "cpu":
-        raise ValueError(f"stages: expected parameters on the CPU, got {device} in stage {found[device]}")
+    of_stages = [torch.device(stage.device) for stage in pytree.tree_leaves(stages) if hasattr(stage, "submod")]
+    device = next(iter(found or of_stages), torch.device("cpu"))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"stages: expected parameters on the CPU or a GPU of CUDA, got {device} in stage {found.get(device, next(iter(modules)))}")
     return device
 
 

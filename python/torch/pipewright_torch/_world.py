@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import socket
 import weakref
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from . import _native
 
 _world = None  # for as long as torch.distributed has the process group that it was made for
+_device = None  # of the tensors that it communicates
 _default_group = None  # a weak reference to that group, once it exists
 _schedules = weakref.WeakSet()
 
 
-def world(timeout: float | None = None) -> _native.World:
+def world(device: torch.device, timeout: float | None = None) -> _native.World:
     """Returns the world of torch.distributed's default group. The first call is collective over all of its ranks.
 
-    `timeout` is in seconds, that of connecting and of operations without their own; by default ten minutes.
+    It communicates tensors on `device`; a process has one world, with one device. `timeout` is in seconds, that of
+    connecting and of operations without their own; by default ten minutes.
     """
     global _world, _default_group
     if not dist.is_initialized():
@@ -30,47 +34,68 @@ def world(timeout: float | None = None) -> _native.World:
         _default_group = weakref.ref(group)
     if _world is None or _default_group() is not group:
         close()
-        _world = make(c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), timeout or 600.0)
+        _make(device, c10d._get_default_store(), dist.get_rank(), dist.get_world_size(), timeout or 600.0)
         _default_group = weakref.ref(group)
+    if device != _device:
+        raise ValueError(f"stages: expected parameters on {_device}, the device of this process's groups, got {device}")
     return _world
 
 
-def make(store: dist.Store, rank: int, size: int, timeout: float) -> _native.World:
+def _make(device: torch.device, store: dist.Store, rank: int, size: int, timeout: float) -> None:
     """Connects this rank to a store of our own, which rank 0 hosts and announces in `store`."""
+    global _world, _device
+    nccl = _nccl_backends() if device.type == "cuda" else None
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     key = f"pipewright/world/{restarts}"
     if rank > 0:
         host, port = store.get(key).decode().rsplit(":", 1)
-        return _native.World(rank, size, host, int(port), restarts, timeout)
+        _world, _device = _native.World(rank, size, host, int(port), restarts, timeout, device, nccl), device
+        return
     host = _host_of(store)
     for attempt in range(8):
         port = _free_port() if size > 1 else 0
         try:
-            made = _native.World(rank, size, host, port, restarts, timeout)
+            _world, _device = _native.World(rank, size, host, port, restarts, timeout, device, nccl), device
         except RuntimeError as error:  # another process has taken the port meanwhile
             if "EADDRINUSE" not in str(error) or attempt == 7:
                 raise
         else:
             store.set(key, f"{host}:{port}")
-            return made
+            return
 
 
-def register_backend() -> None:
+def _nccl_backends():
+    try:
+        from . import _nccl
+    except ImportError as error:
+        raise RuntimeError("stages on a GPU need NCCL, and pipewright_torch was built without it, or for another torch than the "
+                           f"installed one, {torch.__version__}: {error}") from error
+    return _nccl.backends
+
+
+def register_backend(device: str | None = None) -> None:
     """Registers the backend `pipewright`: init_process_group("pipewright") makes every group one of our world.
 
-    It communicates over Gloo, so its tensors are on the CPU. A failure on any rank ends the collectives of all of its groups
-    with the first cause, also those of FSDP2, DDP and DTensor.
+    Its tensors are on `device`: "cpu", over Gloo, or "cuda", over NCCL, which is the default where there is a GPU, and then
+    the process's current one: call torch.cuda.set_device() before init_process_group(). That of "cpu:gloo,cuda:pipewright"
+    has groups for the tensors of the CPU as well.
+
+    A failure on any rank ends the collectives of all of its groups with the first cause, also those of FSDP2, DDP and DTensor.
     """
-    dist.Backend.register_backend("pipewright", _make_group, extended_api=True, devices=["cpu"])
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {device!r}")
+    dist.Backend.register_backend("pipewright", functools.partial(_make_group, device), extended_api=True, devices=[device])
 
 
-def _make_group(options, _):
-    global _world, _default_group
+def _make_group(device_type: str, options, _):
+    device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
     if not dist.is_initialized():  # it is the default group itself
         close()
-        _world = make(options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
+        _make(device, options.store, options.group_rank, options.group_size, options.timeout.total_seconds())
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return (_world if _default_group is None else world()).make_group(options.group_id, ranks)
+    return (_world if _default_group is None else world(device)).make_group(options.group_id, ranks)
 
 
 def _host_of(store: dist.Store) -> str:
@@ -102,9 +127,9 @@ def track(schedule) -> None:
 @atexit.register
 def close() -> None:
     """Ends all schedules, and the world. Other ranks need not do so at the same time."""
-    global _world, _default_group
+    global _world, _device, _default_group
     for schedule in list(_schedules):
         schedule.close()
     if _world is not None:
         _world.close()
-    _world = _default_group = None
+    _world = _device = _default_group = None
