@@ -186,7 +186,7 @@ def arguments_get_gradients(rank):
 
 
 def kinds_of_stages(rank):
-    """PipelineStages, one of them alone, frozen stages, a group that is not all ranks, a file and its text."""
+    """PipelineStages, one of them alone, frozen stages, parameters on "meta", a group that is not all ranks, a file and its text."""
     x, y, split = batch(4)
 
     def frozen(index):
@@ -203,6 +203,13 @@ def kinds_of_stages(rank):
             schedule = pw.Schedule(source, stage, 4, mse)
             schedule.step(*([x] if rank == 0 else []), target=y)
             assert_gradients({rank: module}, dict(enumerate(expected)))
+    # Parameters that are made later, as torchtitan does.
+    module = build(frozen, rank).to("meta")
+    schedule = pw.Schedule("1F1B", PipelineStage(module, rank, 2, torch.device(DEVICE), group=dist.group.WORLD), 4, mse)
+    module.to_empty(device=DEVICE)
+    module.load_state_dict(build(frozen, rank).state_dict())
+    schedule.step(*([x] if rank == 0 else []), target=y)
+    assert_gradients({rank: module}, dict(enumerate(expected)))
     alone = dist.new_group([rank], use_local_synchronization=True)
     expected, _, _ = plain(frozen, 2, mse, split)
     modules = {index: build(frozen, index) for index in range(2)}

@@ -10,6 +10,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from . import _checkpoint, _data_parallel, _native, _tensor_parallel, _world
@@ -307,21 +308,28 @@ def _ranks_of(what: str, group: dist.ProcessGroup | DeviceMesh | None) -> list[i
 
 
 def _device_of(modules: dict[int, torch.nn.Module], stages: Any) -> torch.device:
-    """The device of the modules' parameters; if they have none, that of the PipelineStages."""
+    """The device of the modules' parameters; where there are none, or none yet (on "meta"), that of the PipelineStages."""
     found: dict[torch.device, int] = {}
     for index, module in modules.items():
         for tensor in module.parameters() if isinstance(module, torch.nn.Module) else ():
-            found.setdefault(tensor.device, index)
+            # FSDP2 may keep its shards elsewhere.
+            found.setdefault(_whole(tensor.device_mesh.device_type if isinstance(tensor, DTensor) else tensor.device), index)
+    of_stages = [_whole(stage.device) for stage in pytree.tree_leaves(stages) if hasattr(stage, "submod")]
+    if of_stages:
+        found.pop(torch.device("meta"), None)
     if len(found) > 1:
         (first, of_first), (other, of_other) = list(found.items())[:2]
         raise ValueError(f"stages: expected all parameters on one device, got {first} in stage {of_first} and {other} in stage {of_other}")
-    of_stages = [torch.device(stage.device) for stage in pytree.tree_leaves(stages) if hasattr(stage, "submod")]
     device = next(iter(found or of_stages), torch.device("cpu"))
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"stages: expected parameters on the CPU or a GPU of CUDA, got {device} in stage {found.get(device, next(iter(modules)))}")
     return device
+
+
+def _whole(device: torch.device | str) -> torch.device:
+    """With the index of the GPU."""
+    device = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
 
 
 def _dims_of(what: str, spec: Any) -> list[int | None] | None:
