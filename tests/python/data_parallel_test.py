@@ -108,6 +108,63 @@ def mixed_precision(mesh):
         schedule.close()
 
 
+class Headed(Mlp):
+    """Its loss runs the head, in the way of torchtitan's ChunkedLossWrapper."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+class WithGradient(torch.autograd.Function):
+    """The loss, whose gradient is known."""
+
+    @staticmethod
+    def forward(ctx, hidden, gradient, loss):
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0] * grad, None, None
+
+
+def a_loss_reduces_gradients(mesh):
+    """The loss's own backward reduces the unit of the norm and the head before W has the norm's gradient."""
+    for name, num_stages in SCHEDULES.items():
+        make = lambda index: Headed() if index == num_stages - 1 else Mlp()  # noqa: E731, B023
+        modules = {index: build(make, index) for index, rank in enumerate(placement(name, 2, num_stages)) if rank == mesh["pp"].get_local_rank()}
+        for module in modules.values():
+            if isinstance(module, Headed):
+                fully_shard([module.norm, module.head], mesh=mesh["dp"])
+            fully_shard(module, mesh=mesh["dp"])
+
+        def loss_fn(output, target):
+            head, hidden = modules[num_stages - 1].head, output.detach().requires_grad_()  # noqa: B023
+            head.set_requires_gradient_sync(True, recurse=False)
+            loss = mse(head(hidden), target)
+            loss.backward()
+            return WithGradient.apply(output, hidden.grad, loss.detach())
+
+        schedule = pw.Schedule(name, modules, MICROBATCHES, loss_fn, group=mesh["pp"], scale_grads=False)
+        plain = [build(make, index) for index in range(num_stages)]
+        for replica in range(2):
+            for x, y in zip(*(tensor.split(2) for tensor in batch(replica))):
+                for module in plain:
+                    x = module(x)
+                (mse(plain[-1].head(x), y) / 2).backward()
+        for _ in range(2):
+            for module in modules.values():
+                module.zero_grad()
+            step(schedule, name, modules, num_stages, mesh["dp"].get_local_rank())
+            for index, module in modules.items():
+                assert_close(module, {n: p.grad for n, p in plain[index].named_parameters()})
+        schedule.close()
+
+
 def tensor_parallel(mesh):
     mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("pp", "tp"))
     for name, num_stages in SCHEDULES.items():
@@ -212,6 +269,7 @@ def run_rank(rank, store):
     for wrapper in WRAPPERS:
         data_parallel(mesh, wrapper)
     mixed_precision(mesh)
+    a_loss_reduces_gradients(mesh)
     tensor_parallel(mesh)
     a_failure_ends_collectives(mesh)
     different_collectives_are_an_error(mesh)

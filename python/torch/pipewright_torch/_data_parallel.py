@@ -60,6 +60,9 @@ class Fsdp:
             self._set_sync(root, False)
         self.group = _group_of(self._units)
 
+    def _param_groups(self) -> list:
+        return [group for unit in self._units for group in _param_groups_of(unit)]
+
     def _set_sync(self, root: FSDPModule, on: bool) -> None:
         root.set_requires_gradient_sync(on)
         root.set_reshard_after_backward(on)
@@ -67,7 +70,7 @@ class Fsdp:
             root.set_is_last_backward(on)
 
     def step_begins(self) -> None:
-        parameters = [parameter for unit in self._units for group in _param_groups_of(unit) for parameter in group.fsdp_params]
+        parameters = [parameter for group in self._param_groups() for parameter in group.fsdp_params]
         self._mixed = [parameter for parameter in parameters if hasattr(parameter, "to_accumulated_grad_if_needed")
                        and parameter.mp_policy.reduce_dtype]
         for root in self._roots:
@@ -98,6 +101,11 @@ class Fsdp:
         for root in self._roots:
             self._set_sync(root, True)
             if self._finalizes:
+                for group in self._param_groups():
+                    # finalize_backward() leaves out what was reduced. But where the loss reduces a unit in a backward of its own, W
+                    # adds to it after that.
+                    group._post_backward_pending |= any(parameter.unsharded_param.grad is not None for parameter in group.fsdp_params
+                                                        if hasattr(parameter, "_unsharded_param"))
                 self._reductions.append(root.finalize_backward(async_op=True))
                 continue
             state = root._get_fsdp_state()
@@ -118,7 +126,7 @@ class Fsdp:
     def abort(self) -> None:
         """Drops what the step was doing. Otherwise some ranks would find parameters gathered in the next one, and others not."""
         self._gathers, self._reductions = [], []
-        for group in [group for unit in self._units for group in _param_groups_of(unit)]:
+        for group in self._param_groups():
             group._all_gather_result = None  # its collective was aborted: nobody waits for it
             group._training_state = TrainingState.IDLE
         for root in self._roots:
