@@ -36,7 +36,7 @@ void seed(uint64_t seed) {
   m.streams.clear();
   m.last_stream_id.clear();
   m.host.clear();
-  m.free_blocks.clear();
+  release_free_blocks();
   for (auto& [address, block] : m.blocks) block->accesses.clear();
   m.bytes.clear();
   m.host_syncs.clear();

@@ -27,11 +27,12 @@ void report(const Block& block, int64_t bytes) {
 // Returns a block to its stream's free list. Its memory becomes garbage when the stream gets there.
 void give_back(Block* block) {
   Stream& stream = *block->stream;
-  if (stream.run == machine().run)
+  if (stream.run == machine().run) {
     machine().bytes[stream.device].now -= static_cast<int64_t>(block->requested);
-  issue(stream, {.name = "the free of a tensor",
-                 .kernel = [block] { poison(block->memory, block->size); },
-                 .uses = {{block, 0, block->size, true}}});
+    issue(stream, {.name = "the free of a tensor",
+                   .kernel = [block] { poison(block->memory, block->size); },
+                   .uses = {{block, 0, block->size, true}}});
+  }
   machine().free_blocks[&stream][block->size].push_back(block);
 }
 
@@ -206,6 +207,20 @@ std::vector<Use> uses_of(const std::vector<at::Tensor>& reads,
   add_uses(uses, reads, false);
   add_uses(uses, writes, true);
   return uses;
+}
+
+void release_free_blocks() {
+  Machine& m = machine();
+  for (auto& [stream, by_size] : m.free_blocks) {
+    for (auto& [size, blocks] : by_size) {
+      for (Block* block : blocks) {
+        m.blocks.erase(block->memory);
+        std::free(block->memory);
+        delete block;
+      }
+    }
+  }
+  m.free_blocks.clear();
 }
 
 void poison(void* memory, size_t bytes) { std::memset(memory, 0xff, bytes); }

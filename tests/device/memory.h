@@ -37,6 +37,9 @@ void add_uses(std::vector<Use>& uses, const std::vector<at::Tensor>& tensors, bo
 std::vector<Use> uses_of(const std::vector<at::Tensor>& reads,
                          const std::vector<at::Tensor>& writes);
 
+// Returns memory that no tensor has to the system. Nothing may be queued.
+void release_free_blocks();
+
 void poison(void* memory, size_t bytes);
 
 }  // namespace pipewright::testdevice
