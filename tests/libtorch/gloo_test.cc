@@ -1,5 +1,5 @@
-// Four ranks over Gloo on loopback, from C++ alone. Gloo is in the wheel's libtorch_cpu.so, its
-// headers are in Debian's libgloo-dev.
+// Four ranks over Gloo on loopback, from C++ alone. Gloo is in the wheel's libtorch_cpu.so, and
+// what its headers declare in third_party/gloo.
 #define USE_C10D_GLOO 1
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

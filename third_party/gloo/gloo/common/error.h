@@ -1,0 +1,3 @@
+#pragma once
+
+// Included by ProcessGroupGloo.hpp, which needs nothing of it: see context.h.

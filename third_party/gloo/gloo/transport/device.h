@@ -1,0 +1,8 @@
+#pragma once
+
+// See ../context.h.
+namespace gloo::transport {
+
+class Device;
+
+}  // namespace gloo::transport
