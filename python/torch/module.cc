@@ -22,6 +22,7 @@
 #include "pipewright/python/torch/executor.h"
 #include "pipewright/python/torch/objects.h"
 #include "pipewright/python/torch/world.h"
+#include "pipewright/schedule/views/svg.h"
 
 namespace py = pybind11;
 using py::literals::operator""_a;
@@ -144,13 +145,20 @@ void define_world(py::module_& m) {
       .def("close", &World::close, NoGil());
 }
 
-// The program with its recording as JSON; empty on other ranks than the first.
-std::string recording_of(Executor& executor, const Schedule& program) {
+// The program with its recording as JSON, and as a picture; empty on other ranks than the first.
+std::pair<std::string, std::string> recording_of(Executor& executor, const Schedule& program) {
   ir::Timeline timeline = executor.recording();
-  if (timeline.size() == 0) return "";
-  std::ostringstream out;
-  ir::print_json(program.program(), ir::recording_of_seconds(std::move(timeline)), out);
-  return out.str();
+  if (timeline.size() == 0) return {};
+  const ir::Recording recording = ir::recording_of_seconds(std::move(timeline));
+  const ir::Schedule& base = program.base();
+  std::ostringstream title, json, svg;
+  title << base.name << ": " << base.placement.num_ranks() << " ranks, "
+        << base.placement.num_stages() << " stages, " << base.num_microbatches
+        << " microbatches; recorded, makespan "
+        << ir::span_of(base.rows, recording.timeline).duration() << " " << recording.unit;
+  ir::print_json(program.program(), recording, json);
+  schedule::print_svg(base, recording.timeline, title.str(), recording.unit, svg);
+  return {json.str(), svg.str()};
 }
 
 // autograd::checkpoint_function over a Python function of a list of tensors and None.

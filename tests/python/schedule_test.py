@@ -292,6 +292,10 @@ def a_step_is_recorded(rank):
         found = json.loads(recording.to_json())
         assert found["microbatches"] == 4 and len(found["recording"]["times"]) == 2, found
         assert all(len(times) == len(row) for times, row in zip(found["recording"]["times"], found["rows"]))
+        svg = recording._repr_svg_()  # in a notebook
+        makespan = max(end for times in found["recording"]["times"] for _, end in filter(None, times))
+        title = f"{found['name']}: 2 ranks, 4 stages, 4 microbatches; recorded, makespan {makespan:.6g} ms"
+        assert title in svg and all(f">{token}" in svg for token in ("0F3", "3I0", "3W3")), svg[:3000]
     else:
         assert recording is None
 

@@ -8,8 +8,8 @@ import os
 class Recording:
     """When each action of a step ran on each rank, with the program, as `pipewright print` and pipewright.read take it."""
 
-    def __init__(self, text: str):
-        self._text = text
+    def __init__(self, text: str, svg: str):
+        self._text, self._svg = text, svg
 
     def to_json(self) -> str:
         return self._text
@@ -20,3 +20,6 @@ class Recording:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(self._text)
         os.replace(temporary, path)
+
+    def _repr_svg_(self) -> str:  # in a notebook
+        return self._svg
