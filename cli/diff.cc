@@ -6,7 +6,6 @@
 #include <cmath>
 #include <optional>
 #include <ostream>
-#include <ranges>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -31,12 +30,12 @@ using schedule::RowChange;
 
 int peak_activations(const Report& report) {
   const auto peak = [](const schedule::RankReport& rank) { return rank.peak_activations.amount; };
-  return std::ranges::max(report.ranks | std::views::transform(peak));
+  return peak(*std::ranges::max_element(report.ranks, {}, peak));
 }
 
 double peak_bytes(const Report& report) {
   const auto peak = [](const schedule::RankReport& rank) { return rank.peak_bytes.amount; };
-  return std::ranges::max(report.ranks | std::views::transform(peak));
+  return peak(*std::ranges::max_element(report.ranks, {}, peak));
 }
 
 std::string tokens(const std::vector<ir::Action>& actions) {
