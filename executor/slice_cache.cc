@@ -1,6 +1,7 @@
 #include "pipewright/executor/slice_cache.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 

@@ -87,7 +87,6 @@ CommunicationNode::CommunicationNode(torch::autograd::edge_list next, const Coll
 }
 
 std::optional<size_t> CommunicationNode::communicated() const {
-  using Kind = Collective::Kind;
   if (collective_.kind == Kind::kNothing || collective_.kind == Kind::kOwnChunk)
     return std::nullopt;
   return 0;

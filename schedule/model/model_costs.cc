@@ -107,7 +107,7 @@ class Prediction {
       if (layer > 0 && one.values == costs.layers.back().values) {
         ++costs.layers.back().count;
       } else {
-        costs.layers.push_back(std::move(one));
+        costs.layers.push_back(one);
       }
     }
     costs.layers.push_back(head());

@@ -136,8 +136,9 @@ void Dispatcher::prepare_replica(const Template& numbers, int first, Ticks unit)
   };
   Ticks target = 0;
   for (int stage = 0; stage < stages; ++stage) {
-    const auto index = static_cast<size_t>(first + stage);
-    const StageWork& one = problem_.work(first + stage);
+    const int of_all = first + stage;
+    const auto index = static_cast<size_t>(of_all);
+    const StageWork& one = problem_.work(of_all);
     if (stage > 0) {
       const StageWork& previous = problem_.work(first + stage - 1);
       target += previous.forward + previous.output_transfer + delay(stage, 0);
@@ -184,7 +185,8 @@ void Dispatcher::prepare_replica(const Template& numbers, int first, Ticks unit)
       target += next.backward_input + next.gradient_transfer - one.recomputation +
                 delay(stages - 1 - stage, per_rank);
     }
-    StageState& state = states_[state_of_[static_cast<size_t>(first + stage)]];
+    const int of_all = first + stage;
+    StageState& state = states_[state_of_[static_cast<size_t>(of_all)]];
     state.order[index_of(Pass::kInput)] =
         key(backward_first_ ? stages - stage : target, state, Pass::kInput);
     const Ticks end = target + one.backward_input;

@@ -13,7 +13,6 @@
 namespace pipewright::schedule {
 namespace {
 
-using ir::Action;
 using ir::ActionKind;
 using ir::ActionPart;
 
