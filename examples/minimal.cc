@@ -11,6 +11,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 
+#include <exception>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ at::Tensor loss(const executor::Tensors& outputs, const executor::Tensors& targe
   return at::mse_loss(outputs[0], targets[0]);
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::vector<std::string> flags(argv + 1, argv + argc);
   const bool on_gpus = flags == std::vector<std::string>{"--device", "cuda"};
   if (!flags.empty() && !on_gpus) {
@@ -100,4 +101,7 @@ int main(int argc, char** argv) {
   taken.snapshot.step = 30;
   checkpoint::Saver({.folder = "minimal_ckpt", .rank = world.rank()}, std::ref(exchange))
       .save(taken.snapshot);
+} catch (const std::exception& error) {
+  std::cerr << "error: " << error.what() << "\n";
+  return 1;
 }

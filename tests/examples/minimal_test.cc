@@ -32,5 +32,12 @@ TEST(Minimal, TrainsAndSaves) {
   }
 }
 
+TEST(Minimal, EndsWithAnError) {
+  const Output output = run_shell("cli/pipewright launch -n 3 -- examples/minimal 2>&1");
+  EXPECT_EQ(output.status, 1) << output.text;
+  EXPECT_NE(output.text.find("error: "), std::string::npos) << output.text;
+  EXPECT_EQ(output.text.find("terminate called"), std::string::npos) << output.text;
+}
+
 }  // namespace
 }  // namespace pipewright::examples
