@@ -145,20 +145,39 @@ void define_world(py::module_& m) {
       .def("close", &World::close, NoGil());
 }
 
-// The program with its recording as JSON, and as a picture; empty on other ranks than the first.
-std::pair<std::string, std::string> recording_of(Executor& executor, const Schedule& program) {
+// A step that ran, with its program.
+class RecordedStep {
+ public:
+  RecordedStep(Schedule program, ir::Timeline timeline)
+      : program_(std::move(program)), recording_(ir::recording_of_seconds(std::move(timeline))) {}
+
+  std::string json() const {
+    std::ostringstream out;
+    ir::print_json(program_.program(), recording_, out);
+    return out.str();
+  }
+  std::string svg() const {
+    const ir::Schedule& base = program_.base();
+    const ir::Timeline& timeline = recording_.timeline;
+    std::ostringstream title, out;
+    title << base.name << ": " << base.placement.num_ranks() << " ranks, "
+          << base.placement.num_stages() << " stages, " << base.num_microbatches
+          << " microbatches; recorded, makespan " << ir::span_of(base.rows, timeline).duration()
+          << " " << recording_.unit;
+    schedule::print_svg(base, timeline, title.str(), recording_.unit, out);
+    return out.str();
+  }
+
+ private:
+  const Schedule program_;
+  const ir::Recording recording_;
+};
+
+// Null on other ranks than the first.
+std::unique_ptr<RecordedStep> recording_of(Executor& executor, const Schedule& program) {
   ir::Timeline timeline = executor.recording();
-  if (timeline.size() == 0) return {};
-  const ir::Recording recording = ir::recording_of_seconds(std::move(timeline));
-  const ir::Schedule& base = program.base();
-  std::ostringstream title, json, svg;
-  title << base.name << ": " << base.placement.num_ranks() << " ranks, "
-        << base.placement.num_stages() << " stages, " << base.num_microbatches
-        << " microbatches; recorded, makespan "
-        << ir::span_of(base.rows, recording.timeline).duration() << " " << recording.unit;
-  ir::print_json(program.program(), recording, json);
-  schedule::print_svg(base, recording.timeline, title.str(), recording.unit, svg);
-  return {json.str(), svg.str()};
+  if (timeline.size() == 0) return nullptr;
+  return std::make_unique<RecordedStep>(program, std::move(timeline));
 }
 
 // autograd::checkpoint_function over a Python function of a list of tensors and None.
@@ -201,6 +220,9 @@ void define_executor(py::module_& m) {
       .def_readwrite("target_dims", &Options::target_dims)
       .def_readwrite("output_dims", &Options::output_dims)
       .def_readwrite("same_batch", &Options::same_batch);
+  py::class_<RecordedStep>(m, "RecordedStep")
+      .def("json", &RecordedStep::json, NoGil())
+      .def("svg", &RecordedStep::svg, NoGil());
   py::class_<Executor>(m, "Executor")
       .def(py::init([](const Schedule& program, const std::vector<Executor::Stage>& stages,
                        std::shared_ptr<World> world, const Options& options) {

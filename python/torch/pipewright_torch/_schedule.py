@@ -154,8 +154,8 @@ class Schedule:
 
     def recording(self) -> Recording | None:
         """Returns the last recorded step on the first rank of the pipeline, and None on others. Collective over the pipeline."""
-        text, svg = self._executor.recording(self._program)
-        return Recording(text, svg) if text else None
+        step = self._executor.recording(self._program)
+        return None if step is None else Recording(step)
 
     def forget_shapes(self) -> None:
         """Makes the next steps learn the shapes of tensors again. All ranks call it between the same two steps."""
