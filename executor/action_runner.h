@@ -84,7 +84,7 @@ class ActionRunner {
     bool weight_free_w = false;       // W may run while the stage is resharded
     std::vector<int> recompute = {};  // the stages that recompute, ascending
     int slices = 1;                   // that each microbatch is cut into
-    StepLock* lock = nullptr;         // held by who calls run(); may be null
+    StepLock* lock = nullptr;         // may be null
     std::vector<int> offload = {};    // the stages that offload, ascending
     at::Device device = at::kCPU;     // of the stages' tensors
   };

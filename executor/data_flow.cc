@@ -151,6 +151,7 @@ Tensors DataFlow::inputs(ir::ActionPart part) {
   const auto own = microbatches_.extra_of.find(part.stage());
   if (own != microbatches_.extra_of.end()) add_extra(own->second);
   use(inputs);
+  if (options_.lock) options_.lock->lock();
   return inputs;
 }
 
@@ -174,7 +175,6 @@ Tensors DataFlow::stage_inputs(ir::ActionPart part) {
     }
     return take(inputs);
   }
-  const StepLockReleased released(options_.lock);
   return transfers(part).wait_receive({ActionKind::kRecvF, stage, microbatch});
 }
 
@@ -241,10 +241,8 @@ Tensors DataFlow::output_grads(ir::ActionPart part) {
 
 Tensors DataFlow::stage_output_grads(ir::ActionPart part) {
   const int stage = part.stage(), microbatch = part.microbatch();
-  if (!is_last(stage) && !is_local(stage + 1, microbatch)) {
-    const StepLockReleased released(options_.lock);
+  if (!is_last(stage) && !is_local(stage + 1, microbatch))
     return transfers(part).wait_receive({ActionKind::kRecvB, stage, microbatch});
-  }
   std::optional<Tensors>& grads = slot(part).output_grads;
   if (!grads) {
     throw ContractError(is_last(stage) ? "a backward needs a loss function, got none"
@@ -254,7 +252,7 @@ Tensors DataFlow::stage_output_grads(ir::ActionPart part) {
   }
   std::optional<Loss> loss = std::exchange(slot(part).loss, std::nullopt);
   if (!loss) return take(grads);
-  const StepLockReleased released(options_.lock);
+  if (options_.lock) options_.lock->unlock();
   autograd::full_backward({loss->root}, take(grads), loss->nodes);
   return autograd::take_grads(loss->inputs);
 }
@@ -290,7 +288,6 @@ void DataFlow::send(ir::ActionPart part) {
                         quoted(source, part.stage(), part.microbatch()) + " to send");
   }
   use(*tensors);
-  const StepLockReleased released(options_.lock);  // a rank that is far ahead waits in a SEND
   transfers(part).post_send(part, take(tensors));
 }
 
@@ -301,7 +298,6 @@ void DataFlow::receive(ir::ActionPart part) {
 
 void DataFlow::wait_send(ir::ActionPart part) {
   slot(part);  // throws if the stage is not on this rank
-  const StepLockReleased released(options_.lock);
   transfers(part).wait_send(ir::awaited_by(part));
 }
 

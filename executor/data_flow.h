@@ -34,7 +34,7 @@ class DataFlow {
   struct Options {
     LossFunction loss = {};
     bool scale_grads = true;   // scale the gradient of each loss by 1 / number of microbatches
-    StepLock* lock = nullptr;  // held between begin() and finish(), except in waits; may be null
+    StepLock* lock = nullptr;  // may be null
   };
 
   // Of the stages of program rank `rank`. `placement` must outlive this object; `transfers` may be
@@ -51,7 +51,8 @@ class DataFlow {
   void clear();
 
   // F: all inputs of the stage, the rank's extra inputs last. Those of the batch require a gradient
-  // in a training step if the caller's tensors do.
+  // in a training step if the caller's tensors do. Then takes the lock, for the forward and the
+  // loss.
   Tensors inputs(ir::ActionPart part);
   // Passes the outputs of `stage`, detached from its graph, to the next stage or its SEND; on the
   // last stage, computes the loss.

@@ -89,6 +89,9 @@ class Executor::Impl {
   // Calls `body`. What it throws ends the step on every rank of the world, with a StepError.
   void guard(const std::function<void()>& body);
   [[noreturn]] void fail(const std::string& message);
+  void unlock() const {
+    if (options_.lock) options_.lock->unlock();
+  }
 
   comms::World& world_;
   const std::string id_;  // the same on all ranks
@@ -191,7 +194,8 @@ Executor::Impl::Impl(ir::Program program, std::map<int, LocalStage> stages, comm
                            options_.dynamic_shapes, ranks_, &world.failures(), &*watchdog_,
                            [this](ir::ActionPart receive) {
                              if (recorder_) recorder_->received(receive);
-                           }});
+                           },
+                           options_.lock.get()});
   }
   runner_.emplace(
       placement, program_.num_microbatches, rank_, std::move(stages),
@@ -331,20 +335,18 @@ StepResult Executor::Impl::run(bool evaluates, bool return_outputs,
     batches_.remember(microbatches, with_backward);
     if (with_backward && options_.tied) options_.tied->step_begins();
     Recorder* const recorder = recorder_ && !evaluates ? &*recorder_ : nullptr;
-    {
-      const StepLockHeld held(options_.lock.get());
-      runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches), recorder);
-      if (recorder) recorder->begin_step();
-      for (const PlannedAction& planned : row.actions) {
-        current_ = &planned;
-        watchdog_->progress().run(planned.step);
-        RECORD_USER_SCOPE("PP:" + ir::to_string(planned.action));
-        if (recorder) recorder->begin(planned);
-        runner_->run(planned);
-        if (recorder) recorder->end();
-        if (ir::is_compute(planned.action.kind())) watchdog_->computed(planned.step);
-      }
+    runner_->begin(row, with_backward, return_outputs, std::move(batch.microbatches), recorder);
+    if (recorder) recorder->begin_step();
+    for (const PlannedAction& planned : row.actions) {
+      current_ = &planned;
+      watchdog_->progress().run(planned.step);
+      RECORD_USER_SCOPE("PP:" + ir::to_string(planned.action));
+      if (recorder) recorder->begin(planned);
+      runner_->run(planned);
+      if (recorder) recorder->end();
+      if (ir::is_compute(planned.action.kind())) watchdog_->computed(planned.step);
     }
+    unlock();
     current_ = nullptr;
     watchdog_->progress().end();
     results = runner_->finish();
@@ -432,6 +434,7 @@ void Executor::Impl::guard(const std::function<void()>& body) {
 }
 
 void Executor::Impl::fail(const std::string& message) {
+  unlock();
   std::string explained = message;
   if (options_.allow_unverified) {
     const std::string problems = problems_of(program_, Check::kVerify);

@@ -158,7 +158,7 @@ struct ExecutorOptions {
   // its what(). Called on the thread of the step. For exceptions of another language, whose what()
   // lacks their type.
   std::function<std::string(const std::exception&)> describe = {};
-  // Held by the thread of a step while it runs actions (step_lock.h); may be null.
+  // Taken for the forwards and losses of a step (step_lock.h); may be null.
   std::shared_ptr<StepLock> lock = nullptr;
 };
 

@@ -3,51 +3,25 @@
 
 namespace pipewright::executor {
 
-// The thread of a step holds this lock while it runs actions, and releases it in waits for other
-// ranks. Stages, losses and DataParallels that call an interpreter pass the interpreter's global
-// lock, such as Python's GIL: they need not take it per action, and the interpreter's other threads
-// run during waits. A stage unlocks it around work of its own that needs no interpreter.
+// An interpreter's global lock, such as Python's GIL, which stages and losses that call the
+// interpreter pass to the executor. The executor takes it before each F, for the stage's forward
+// and the loss, and releases it where the step waits for another rank, and at the end of the step.
 //
-// The executor calls both methods on the thread that called step() or eval(), in turn, lock()
-// first. It does not hold the lock when it creates the executor, votes, or cleans up after a
-// failure.
+// It stays taken after a forward: while another thread of the interpreter never rests, each lock()
+// waits for a time slice of that thread (5 ms in Python), so a step that takes the lock once per
+// forward ends soonest. Nor does the executor take it for a backward: a stage whose backward runs
+// long without the interpreter, or may not run under the lock, calls unlock() there. The waits of a
+// DataParallel keep the lock as it is.
+//
+// All calls are made on the thread that called step() or eval(). The lock is not taken when the
+// executor is created, votes, or cleans up after a failure.
 class StepLock {
  public:
   virtual ~StepLock() = default;
+  // Without effect if the thread of the step has the lock.
   virtual void lock() = 0;
+  // Without effect if it has not.
   virtual void unlock() = 0;
-};
-
-// Holds the lock as long as it lives. Null has no effect.
-class StepLockHeld {
- public:
-  explicit StepLockHeld(StepLock* lock) : lock_(lock) {
-    if (lock_) lock_->lock();
-  }
-  ~StepLockHeld() {
-    if (lock_) lock_->unlock();
-  }
-  StepLockHeld(const StepLockHeld&) = delete;
-  StepLockHeld& operator=(const StepLockHeld&) = delete;
-
- private:
-  StepLock* const lock_;
-};
-
-// The opposite: for a wait of a thread that holds the lock.
-class StepLockReleased {
- public:
-  explicit StepLockReleased(StepLock* lock) : lock_(lock) {
-    if (lock_) lock_->unlock();
-  }
-  ~StepLockReleased() {
-    if (lock_) lock_->lock();
-  }
-  StepLockReleased(const StepLockReleased&) = delete;
-  StepLockReleased& operator=(const StepLockReleased&) = delete;
-
- private:
-  StepLock* const lock_;
 };
 
 }  // namespace pipewright::executor

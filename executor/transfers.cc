@@ -274,6 +274,7 @@ void Transfers::wait_header(Pending& pending) {
 // What is aborted on a device ends as well, and leaves anything in the message. But groups are
 // aborted after the failure is known, so it is looked at after the copy.
 at::Tensor Transfers::on_host(const at::Tensor& message) const {
+  unlock();
   at::Tensor copy = message.cpu();
   options_.failures->throw_if_failed();
   return copy;
@@ -344,6 +345,7 @@ void Transfers::began_to_wait(ir::ActionPart action) const {
 }
 
 void Transfers::wait_for(const WorkPtr& work, ir::ActionPart action) const {
+  if (options_.device.is_cpu() && !work->isCompleted()) unlock();
   naming_peer(action, [&] {
     // On a device this makes the current stream wait; given a timeout, NCCL would block the host.
     return options_.device.is_cpu() ? work->wait(options_.timeout) : work->wait();
@@ -362,6 +364,7 @@ std::string Transfers::waiting(ir::ActionPart action) const {
 // queue may have become able to go on.
 void Transfers::pause(Clock::time_point deadline, ir::ActionPart action,
                       std::chrono::milliseconds* slice) {
+  unlock();
   options_.failures->throw_if_failed();
   if (Clock::now() > deadline) throw std::runtime_error(not_posted(action));
   const std::deque<Pending>& queue = queue_of(action);

@@ -11,6 +11,7 @@
 #include "pipewright/comms/channels.h"
 #include "pipewright/comms/failure/failure_domain.h"
 #include "pipewright/executor/hang/watchdog.h"
+#include "pipewright/executor/step_lock.h"
 #include "pipewright/executor/transfer_shapes.h"
 #include "pipewright/ir/dependencies.h"
 
@@ -51,6 +52,8 @@ class Transfers {
     Watchdog* watchdog = nullptr;
     // Called when the tensors of a RECV are there, on a device when they are ordered.
     std::function<void(ir::ActionPart receive)> on_received = {};
+    // Released where the host waits for a peer; may be null.
+    StepLock* lock = nullptr;
   };
 
   // `placement` and `channels` must outlive this object. `key` is a prefix in the store that
@@ -118,6 +121,9 @@ class Transfers {
   void wait(Posted& posted, ir::ActionPart action);
   void began_to_wait(ir::ActionPart action) const;
   void wait_for(const WorkPtr& work, ir::ActionPart action) const;
+  void unlock() const {
+    if (options_.lock) options_.lock->unlock();
+  }
   void pause(Clock::time_point deadline, ir::ActionPart action, std::chrono::milliseconds* slice);
   std::string waiting(ir::ActionPart action) const;
   std::string not_posted(ir::ActionPart receive) const;

@@ -59,7 +59,7 @@ Executor::Executor(const ir::Program& program, const std::vector<Stage>& stages,
   std::map<int, executor::LocalStage> local;
   for (const Stage& stage : stages) {
     executor::LocalStage& one = local[stage.index];
-    one.stage = std::make_shared<PythonStage>(stage.forward, stage.split);
+    one.stage = std::make_shared<PythonStage>(stage.forward, stage.split, gil_);
     if (stage.data_parallel)
       one.data_parallel = std::make_shared<PythonDataParallel>(*stage.data_parallel);
   }

@@ -3,7 +3,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,14 +24,25 @@ namespace pipewright::python {
 using Held = std::shared_ptr<pybind11::object>;
 Held hold(pybind11::object object);
 
-// The GIL as the lock of a step. The thread that calls into the executor first calls unlock().
+// The GIL as the lock of a step. The thread that calls into the executor has it.
 class Gil final : public executor::StepLock {
  public:
-  void lock() override { PyEval_RestoreThread(std::exchange(state_, nullptr)); }
-  void unlock() override { state_ = PyEval_SaveThread(); }
+  void lock() override {
+    if (state_) PyEval_RestoreThread(std::exchange(state_, nullptr));
+    freed_.clear();
+  }
+  void unlock() override {
+    if (!state_) state_ = PyEval_SaveThread();
+  }
+  // Frees tensors that Python has seen, at the next lock(): whoever drops the last reference to one
+  // takes the GIL for it.
+  void free_later(executor::Tensors tensors) {
+    std::ranges::move(tensors, std::back_inserter(freed_));
+  }
 
  private:
-  PyThreadState* state_ = nullptr;
+  PyThreadState* state_ = nullptr;  // while the thread does not have it
+  executor::Tensors freed_;
 };
 
 // Tensors as a list, and back. An undefined tensor is None. tensors_of() throws a Python TypeError

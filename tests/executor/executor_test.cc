@@ -331,47 +331,122 @@ TEST(Executor, SendsConjugatesAndViewsAsTheirValues) {
   });
 }
 
+class SharedLock final : public StepLock {
+ public:
+  void lock() override {
+    if (is_mine()) return;
+    mutex_.lock();
+    owner_ = std::this_thread::get_id();
+    ++num_locks_;
+  }
+  void unlock() override {
+    if (!is_mine()) return;
+    owner_ = std::thread::id();
+    mutex_.unlock();
+  }
+  bool is_mine() const { return owner_ == std::this_thread::get_id(); }
+  int num_locks() const { return num_locks_; }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_;
+  int num_locks_ = 0;
+};
+
 // All ranks share one, as threads of one interpreter do. A rank that kept it while it waits would
 // keep the other from computing what it waits for.
-TEST(Executor, ALockIsHeldInActionsAndReleasedInWaits) {
-  class Shared final : public StepLock {
-   public:
-    void lock() override {
-      mutex_.lock();
-      owner_ = std::this_thread::get_id();
-    }
-    void unlock() override {
-      EXPECT_TRUE(is_mine());
-      owner_ = std::thread::id();
-      mutex_.unlock();
-    }
-    bool is_mine() const { return owner_ == std::this_thread::get_id(); }
-
-   private:
-    std::mutex mutex_;
-    std::atomic<std::thread::id> owner_;
-  };
-  const auto lock = std::make_shared<Shared>();
+TEST(Executor, ALockIsTakenForForwardsAndReleasedInWaits) {
   const ir::Program program = named("ZB-H1", 2, 4);
-  std::atomic<int> num_calls = 0;
-  expect_no_errors(2, [&](int rank, comms::World& world) {
-    const auto stages = stages_of(program, rank, [&](int, const Tensors& in) {
-      EXPECT_TRUE(lock->is_mine());
-      ++num_calls;
-      return Tensors{doubled(in[0])};
+  for (const bool dynamic : {false, true}) {
+    const auto lock = std::make_shared<SharedLock>();
+    std::atomic<int> num_calls = 0;
+    expect_no_errors(2, [&](int rank, comms::World& world) {
+      const auto stages = stages_of(program, rank, [&](int, const Tensors& in) {
+        EXPECT_TRUE(lock->is_mine());
+        ++num_calls;
+        return Tensors{doubled(in[0])};
+      });
+      const auto loss = [&](const Tensors& outputs) {
+        EXPECT_TRUE(lock->is_mine());
+        return sum_of(outputs);
+      };
+      ExecutorHere executor(program, stages, world,
+                            {.loss = loss, .dynamic_shapes = dynamic, .lock = lock});
+      for (int step = 0; step < 2; ++step) {
+        executor.step({.inputs = {at::ones({8}, tests::here())}});
+        EXPECT_FALSE(lock->is_mine());
+        executor.eval({.inputs = {at::ones({8}, tests::here())}});
+        EXPECT_FALSE(lock->is_mine());
+      }
     });
-    const auto loss = [&](const Tensors& outputs) {
-      EXPECT_TRUE(lock->is_mine());
-      return sum_of(outputs);
-    };
-    ExecutorHere executor(program, stages, world, {.loss = loss, .lock = lock});
-    for (int step = 0; step < 2; ++step) {
+    EXPECT_EQ(num_calls, 2 * 2 * 2 * 4);
+  }
+}
+
+// The backward of the loss is a part of this stage's, or runs before it.
+class LocksSeen final : public Stage {
+ public:
+  LocksSeen(std::shared_ptr<SharedLock> lock, bool unlocks, bool joins)
+      : lock_(std::move(lock)), unlocks_(unlocks), joins_(joins) {}
+  Tensors forward(int microbatch, const Tensors& inputs) override {
+    return stage_.forward(microbatch, inputs);
+  }
+  Tensors backward(int microbatch, Tensors output_grads) override {
+    EXPECT_EQ(lock_->is_mine(), joins_);
+    if (unlocks_) lock_->unlock();
+    return stage_.backward(microbatch, std::move(output_grads));
+  }
+  Tensors backward_input(int, Tensors) override { return {}; }
+  void backward_weight(int) override {}
+  bool joins_loss() const override { return joins_; }
+  void set_loss(int microbatch, const at::Tensor& loss) override {
+    stage_.set_loss(microbatch, loss);
+  }
+  void clear() override { stage_.clear(); }
+
+ private:
+  const std::shared_ptr<SharedLock> lock_;
+  const bool unlocks_, joins_;
+  ModuleStage stage_{[](const Tensors& inputs) { return Tensors{doubled(inputs[0])}; }};
+};
+
+// Each time it is taken may cost a time slice of another thread.
+TEST(Executor, ALockIsKeptFromForwardToForward) {
+  const ir::Program program = named("1F1B", 1, 4);
+  const auto locks_of_step = [&](bool unlocks, bool joins) {
+    const auto lock = std::make_shared<SharedLock>();
+    expect_no_errors(1, [&](int, comms::World& world) {
+      const auto loss = [&](const Tensors& outputs) {
+        outputs[0].register_hook([&](const at::Tensor&) {
+          // Autograd has a thread of its own for a device.
+          EXPECT_EQ(lock->is_mine(), joins && !unlocks && !tests::is_on_device());
+          return at::Tensor();
+        });
+        return sum_of(outputs);
+      };
+      ExecutorHere executor(program, {{0, {std::make_shared<LocksSeen>(lock, unlocks, joins)}}},
+                            world, {.loss = loss, .lock = lock});
       executor.step({.inputs = {at::ones({8}, tests::here())}});
-      executor.eval({.inputs = {at::ones({8}, tests::here())}});
-      EXPECT_FALSE(lock->is_mine());
-    }
+    });
+    return lock->num_locks();
+  };
+  EXPECT_EQ(locks_of_step(/*unlocks=*/false, /*joins=*/true), 1);
+  EXPECT_EQ(locks_of_step(/*unlocks=*/true, /*joins=*/true), 4);
+  EXPECT_EQ(locks_of_step(/*unlocks=*/false, /*joins=*/false), 4);
+}
+
+TEST(Executor, ALockIsReleasedAfterAFailure) {
+  const ir::Program program = named("1F1B", 1, 4);
+  const auto lock = std::make_shared<SharedLock>();
+  expect_no_errors(1, [&](int rank, comms::World& world) {
+    const auto stages = stages_of(program, rank, [&](int, const Tensors&) -> Tensors {
+      throw std::runtime_error("out of luck");
+    });
+    ExecutorHere executor(program, stages, world, {.loss = sum_of, .lock = lock});
+    EXPECT_THROW(executor.step({.inputs = {at::ones({8}, tests::here())}}), StepError);
+    EXPECT_FALSE(lock->is_mine());
   });
-  EXPECT_EQ(num_calls, 2 * 2 * 2 * 4);
+  EXPECT_EQ(lock->num_locks(), 1);
 }
 
 // --------------------------------------------------------------------------------- user functions
