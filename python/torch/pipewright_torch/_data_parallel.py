@@ -129,8 +129,13 @@ class Fsdp:
         for group in self._param_groups():
             group._all_gather_result = None  # its collective was aborted: nobody waits for it
             group._training_state = TrainingState.IDLE
+            # Before torch 2.15, reset_iter_state() leaves what was not reduced.
+            for parameter in group.fsdp_params if not self._finalizes else ():
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
         for root in self._roots:
-            if hasattr(root, "reset_iter_state"):  # since torch 2.15
+            if hasattr(root, "reset_iter_state"):  # since torch 2.13
                 root.reset_iter_state()
             else:
                 _reset_iteration(root)
@@ -150,10 +155,6 @@ def _reset_iteration(root: FSDPModule) -> None:
         for group in _param_groups_of(unit):
             group._post_forward_indices.clear()
             group._partial_reduce_output = None
-            for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None
 
 
 class Ddp:
